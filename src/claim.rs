@@ -1,0 +1,329 @@
+//! Claiming and settling: a job's file goes into a directory of its own in `processing/`, and from there to where the
+//! verdict says.
+//!
+//! | call | a crash before the next one leaves |
+//! | --- | --- |
+//! | `mkdir processing/<job>.<owner>` | an empty directory, which recovery removes |
+//! | open it | the same |
+//! | rename `queued/<job>` into it: **the claim** | an orphan, which recovery moves to `interrupted/` |
+//! | durable: `fsync` of it and of `processing/`, before anybody is told | the same |
+//! | the handler | the same |
+//! | rename to the verdict's directory, or unlink: **the settle** | the job settled, and an empty directory |
+//! | durable: `fsync` of that directory | the same |
+//! | `rmdir` | the job settled |
+//!
+//! The job is reached through the handle of the directory that was made here, never by the directory's name again: so
+//! whoever removes or replaces that name can't lead the job astray.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{At, Error, Result};
+use crate::job::Job;
+use crate::layout::{self, Layout};
+use crate::notice::Notice;
+use crate::owner::{CrashDetection, Owner};
+use crate::policy::{KeepPolicy, Outcome, State};
+use crate::shared::Shared;
+use crate::sys::{Dir, FileKind};
+
+/// How a claim is made and settled.
+pub(crate) struct Terms<'a> {
+    pub(crate) base: &'a Arc<Path>,
+    pub(crate) keep: KeepPolicy,
+    pub(crate) durable: bool,
+    pub(crate) detection: CrashDetection,
+}
+
+/// A claimed job: this process's alone until it is settled.
+///
+/// Dropped without a verdict, the job is interrupted. In a forked child a claim is inert: it is the parent's.
+pub struct Claim {
+    held: Option<Held>,
+}
+
+impl Claim {
+    /// Claims a waiting job, unless somebody else has it.
+    pub(crate) fn take(shared: &Arc<Shared>, job: Job, terms: &Terms<'_>) -> Result<Option<Self>> {
+        let Some(owner) = shared.enter(&job, terms.detection)? else { return Ok(None) };
+        step!("claim: entered");
+        let layout = shared.layout();
+        let name = job.claim_entry(owner.name());
+        let dir = match move_in(&layout, &job, &name) {
+            Ok(Attempt::Won(dir)) => dir,
+            Ok(Attempt::Lost) => {
+                shared.leave(&job);
+                return Ok(None);
+            }
+            blocked => {
+                shared.leave_quietly(&job);
+                return blocked.map(|_| None);
+            }
+        };
+        let held = Held {
+            shared: Arc::clone(shared),
+            base: Arc::clone(terms.base),
+            job,
+            name,
+            dir,
+            keep: terms.keep,
+            durable: terms.durable,
+            moved: false,
+            _owner: owner,
+        };
+        let claim = Self { held: Some(held) };
+        claim.confirm(&layout)
+    }
+
+    /// Says that the job is claimed, once it may be said; otherwise the job goes back.
+    fn confirm(mut self, layout: &Layout) -> Result<Option<Self>> {
+        let Some(held) = &self.held else { return Ok(None) };
+        let is_file = match held.job.name() {
+            None => Ok(true), // opening it will tell
+            Some(name) => held.dir.stat(name).at(|| held.path()).map(|stat| stat.kind == FileKind::Regular),
+        };
+        let confirmed = is_file.and_then(|is_file| {
+            if is_file && held.durable {
+                let processing = layout.dir(State::Processing);
+                held.dir.sync().at(|| held.dir.path().into())?;
+                processing.sync().at(|| processing.path().into())?;
+            }
+            Ok(is_file)
+        });
+        step!("claim: confirmed");
+        match confirmed {
+            Ok(true) => Ok(Some(self)),
+            not => {
+                self.finish(Outcome::Retry(None))?;
+                not.map(|_| None)
+            }
+        }
+    }
+
+    /// The job.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn job(&self) -> Result<&Job> {
+        Ok(&self.held()?.job)
+    }
+
+    /// Where its file is until it is settled.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn path(&self) -> Result<PathBuf> {
+        Ok(self.held()?.path())
+    }
+
+    /// Opens its file. A link that somebody put in its place is an error.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it can't be opened, [`Error::NotRegular`] if it is no regular file.
+    pub fn open(&self) -> Result<File> {
+        let held = self.held()?;
+        let file = held.dir.open_file(held.job.claimed_name()).at(|| held.path())?;
+        if !file.metadata().at(|| held.path())?.is_file() {
+            let kind = io::ErrorKind::InvalidInput;
+            return Err(Error::NotRegular { what: "a job must be a regular file", kind, path: held.path() });
+        }
+        Ok(file)
+    }
+
+    /// Reads its bytes.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn read(&self) -> Result<Vec<u8>> {
+        let mut file = self.open()?;
+        let path = || self.path().unwrap_or_default();
+        let length = file.metadata().at(path)?.len().try_into().unwrap_or(0);
+        let mut data = Vec::new();
+        data.try_reserve_exact(length).map_err(io::Error::from).at(path)?;
+        file.read_to_end(&mut data).at(path)?;
+        Ok(data)
+    }
+
+    /// Gives the verdict. With a durable queue it is on the disk when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Unsettled`] if the disk does not take it now: the job stays claimed, and the verdict is tried again
+    /// whenever this process looks for jobs; if the process ends before, the job is interrupted.
+    /// [`Error::Inherited`] in a forked child, which changes nothing.
+    pub fn settle(mut self, outcome: Outcome) -> Result<()> {
+        self.held()?;
+        self.finish(outcome)
+    }
+
+    /// Whether this process made the claim, and not the one that it was forked from.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.shared.is_ours())
+    }
+
+    fn held(&self) -> Result<&Held> {
+        self.held.as_ref().filter(|held| held.shared.is_ours()).ok_or(Error::Inherited)
+    }
+
+    fn finish(&mut self, outcome: Outcome) -> Result<()> {
+        let Some(mut held) = self.held.take() else { return Ok(()) };
+        if !held.shared.is_ours() {
+            // Nothing of the parent's is touched, not even its memory.
+            std::mem::forget(held);
+            return Ok(());
+        }
+        let shared = Arc::clone(&held.shared);
+        let settled = held.settle(outcome, &shared.layout());
+        settled.map_err(|source| {
+            shared.keep_unsettled(Unsettled { held, outcome });
+            Error::Unsettled { source: source.into() }
+        })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Err(error) = self.finish(Outcome::Interrupted)
+            && let Error::Unsettled { source } = error
+        {
+            // The verdict is kept and tried again; nobody is there to be told.
+            drop(source);
+        }
+    }
+}
+
+enum Attempt {
+    /// The job is in this directory.
+    Won(Dir),
+    /// Somebody else has the job, or took the directory away.
+    Lost,
+    /// A leftover has the directory's name. It is never adopted: recovery judges it.
+    Blocked,
+}
+
+/// Moves a job's file into a directory made for it.
+fn move_in(layout: &Layout, job: &Job, name: &OsString) -> Result<Attempt> {
+    let (queued, processing) = (layout.dir(State::Queued), layout.dir(State::Processing));
+    match processing.make_dir(name) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Attempt::Blocked),
+        made => made.at(|| processing.path().join(name))?,
+    }
+    step!("claim: made");
+    let taken = processing.open_dir(name).and_then(|dir| {
+        step!("claim: opened");
+        queued.rename(&job.entry(), &dir, job.claimed_name())?;
+        Ok(dir)
+    });
+    step!("claim: taken");
+    if taken.is_err() {
+        _ = processing.remove_dir(name); // what stays is empty, and recovery's
+    }
+    match taken {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && queued.is_linked().unwrap_or(true) => {
+            Ok(Attempt::Lost)
+        }
+        taken => taken.at(|| queued.path().join(job.entry())).map(Attempt::Won),
+    }
+}
+
+/// What is held of a claimed job.
+pub(crate) struct Held {
+    shared: Arc<Shared>,
+    /// The queue's directory, as its user calls it.
+    base: Arc<Path>,
+    job: Job,
+    /// The claim's directory in `processing/`.
+    name: OsString,
+    dir: Dir,
+    keep: KeepPolicy,
+    durable: bool,
+    /// The job's file is where the verdict says; only the directory is left to be tidied up.
+    moved: bool,
+    /// Held so that the lock file outlives the claim.
+    _owner: Owner,
+}
+
+impl Held {
+    fn path(&self) -> PathBuf {
+        layout::state_path(&self.base, State::Processing).join(&self.name).join(self.job.claimed_name())
+    }
+
+    /// Moves the job's file to where the verdict says and takes the claim away. Can be called again where it failed.
+    fn settle(&mut self, outcome: Outcome, layout: &Layout) -> Result<()> {
+        let (state, entry) = match outcome {
+            Outcome::Success => (State::Success, self.job.entry()),
+            Outcome::Failed => (State::Failed, self.job.entry()),
+            Outcome::Interrupted => (State::Interrupted, self.job.entry()),
+            Outcome::Retry(None) => (State::Queued, self.job.entry()),
+            Outcome::Retry(Some(due)) => (State::Scheduled, self.job.scheduled_entry(due)),
+        };
+        let target = self.keep.keeps(state).then(|| layout.dir(state));
+        let processing = layout.dir(State::Processing);
+        if !self.moved {
+            let file = self.job.claimed_name();
+            let done = match target {
+                Some(target) => self.dir.rename(file, target, &entry).at(|| target.path().join(&entry)),
+                None => self.dir.remove_file(file).at(|| self.path()),
+            };
+            match done {
+                Err(error) if error.is_not_found() && self.is_file_gone() => self.tell_gone(),
+                done => done?,
+            }
+            self.moved = true;
+        }
+        step!("settle: moved");
+        if self.durable
+            && let Some(target) = target
+        {
+            target.sync().at(|| target.path().into())?;
+        }
+        step!("settle: flushed");
+        let path = || processing.path().join(&self.name);
+        match processing.remove_dir(&self.name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => self.tell_more(),
+            removed => removed.at(path)?,
+        }
+        if self.durable && target.is_none() {
+            processing.sync().at(|| processing.path().into())?;
+        }
+        step!("settle: removed");
+        self.shared.leave(&self.job);
+        Ok(())
+    }
+
+    fn is_file_gone(&self) -> bool {
+        self.dir.stat(self.job.claimed_name()).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+
+    fn tell_gone(&self) {
+        self.shared.tell(Notice::new(format!(
+            "job {}: its file was moved or deleted while it was being handled ({}); a handler must leave it where it is",
+            self.job.id(),
+            self.path().display(),
+        )));
+    }
+
+    fn tell_more(&self) {
+        self.shared.tell(Notice::new(format!(
+            "job {}: other files were put beside the job's; they are kept in {}",
+            self.job.id(),
+            self.dir.path().display(),
+        )));
+    }
+}
+
+/// A claim whose verdict the disk did not take: it keeps its place in the table and its directory.
+pub(crate) struct Unsettled {
+    held: Held,
+    outcome: Outcome,
+}
+
+impl Unsettled {
+    pub(crate) fn try_again(&mut self, shared: &Shared) -> Result<()> {
+        self.held.settle(self.outcome, &shared.layout())
+    }
+}

@@ -1,0 +1,108 @@
+//! The directories of a queue: the only place where their names are known and their handles are opened.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::{At, Result};
+use crate::policy::State;
+use crate::sys::{Dir, Identity};
+
+const TMP: &str = "tmp";
+const OWNERS: &str = "owners";
+
+/// A queue's directories, open. They are reached through their handles from then on, so that nothing that is done to
+/// the path above them leads a job astray.
+pub(crate) struct Layout {
+    /// In the order of [`State::ALL`].
+    states: [Dir; State::ALL.len()],
+    pub(crate) tmp: Dir,
+    pub(crate) owners: Dir,
+}
+
+impl Layout {
+    /// Opens the directories of the queue at `base` and makes those that are missing, but not `base` itself.
+    pub(crate) fn open(base: &Path) -> Result<Self> {
+        let home = Dir::open(base).at(|| base.into())?;
+        let [queued, processing, success, failed, interrupted, scheduled] = State::ALL.map(State::name);
+        let open = |name| open_or_make(&home, OsStr::new(name));
+        Ok(Self {
+            states: [
+                open(queued)?,
+                open(processing)?,
+                open(success)?,
+                open(failed)?,
+                open(interrupted)?,
+                open(scheduled)?,
+            ],
+            tmp: open(TMP)?,
+            owners: open(OWNERS)?,
+        })
+    }
+
+    pub(crate) fn dir(&self, state: State) -> &Dir {
+        let [queued, processing, success, failed, interrupted, scheduled] = &self.states;
+        match state {
+            State::Queued => queued,
+            State::Processing => processing,
+            State::Success => success,
+            State::Failed => failed,
+            State::Interrupted => interrupted,
+            State::Scheduled => scheduled,
+        }
+    }
+
+    /// Which directories these are.
+    pub(crate) fn identities(&self) -> Result<Vec<Identity>> {
+        self.all().map(|dir| dir.identity().at(|| dir.path().into())).collect()
+    }
+
+    /// Whether none of them was deleted.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.all().all(|dir| dir.is_linked().unwrap_or(true))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Dir> {
+        self.states.iter().chain([&self.tmp, &self.owners])
+    }
+}
+
+/// Where the jobs of a state are.
+pub(crate) fn state_path(base: &Path, state: State) -> PathBuf {
+    base.join(state.name())
+}
+
+/// Makes the directory of a queue and those above it.
+pub(crate) fn make_base(base: &Path) -> Result<()> {
+    match std::fs::create_dir_all(base) {
+        // Opening it tells better what is in its place.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made.at(|| base.into()),
+    }
+}
+
+/// Flushes the names of a queue's directories, and of all directories above, to the disk: a job flushed into a
+/// directory that a power cut takes away is lost all the same.
+pub(crate) fn sync_names(base: &Path) -> Result<()> {
+    for (height, path) in base.ancestors().enumerate() {
+        match Dir::open(path).and_then(|dir| dir.sync()).at(|| path.into()) {
+            // A directory that may not be opened was not made by this program either.
+            Err(error) if height > 0 && error.kind() == Some(io::ErrorKind::PermissionDenied) => {}
+            synced => synced?,
+        }
+    }
+    Ok(())
+}
+
+fn open_or_make(home: &Dir, name: &OsStr) -> Result<Dir> {
+    let path = || home.path().join(name);
+    match home.open_dir(name).at(path) {
+        Err(error) if error.is_not_found() => {}
+        opened => return opened,
+    }
+    match home.make_dir(name) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error).at(path)?,
+        _ => {}
+    }
+    home.open_dir(name).at(path)
+}

@@ -1,0 +1,76 @@
+//! A job queue made of plain directories.
+//!
+//! One program hands over work (some bytes, or a file) and moves on; other processes or threads take each job, once,
+//! and do it. Jobs are files: a job's state is the directory that it is in, and every change of state is one rename.
+//!
+//! ```text
+//! send ──> queued/ ──claim──> processing/<job>.<owner>/ ──settle──> success/ failed/ (or deleted)
+//!   │         ^                    │        │
+//!   └> scheduled/ <──retry later───┘        └──owner dead──> interrupted/
+//! ```
+//!
+//! # The protocol and its hazards
+//! - A job appears by a rename of a finished file from `tmp/`: nobody sees half of one.
+//! - A job is claimed by a rename into a directory that the claimer made: of two, one finds it gone.
+//! - No rename replaces anything, no directory is removed with something in it: what holds bytes is never destroyed by
+//!   a race.
+//! - A consumer that dies leaves its claims behind. Their owner's name tells that it is dead (see [`CrashDetection`]);
+//!   the job becomes `interrupted` and waits for a decision, since nobody knows how far it came.
+//! - A forked child shares no claim and no lock with its parent.
+//!
+//! ```
+//! use pacchettino::{CrashDetection, KeepPolicy, Kinds, Order, Outcome, Queue};
+//! use std::time::Duration;
+//!
+//! # let directory = tempfile::tempdir()?;
+//! let queue = Queue::open(directory.path(), KeepPolicy::ALL, false, CrashDetection::LockFile)?;
+//! let id = queue.send(b"hello", None)?;
+//! let claim = queue.claim(Kinds::ANY, Order::Fifo, Some(Duration::ZERO), Duration::MAX, || true)?.expect("a job waits");
+//! assert_eq!(claim.job()?.id(), id);
+//! assert_eq!(claim.read()?, b"hello");
+//! claim.settle(Outcome::Success)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+/// A named place between two system calls, where a test can stop a thread.
+#[cfg(feature = "failpoints")]
+macro_rules! step {
+    ($name:literal) => {
+        fail::fail_point!($name)
+    };
+}
+#[cfg(not(feature = "failpoints"))]
+macro_rules! step {
+    ($name:literal) => {};
+}
+
+mod claim;
+mod error;
+mod fork;
+mod job;
+mod layout;
+mod listing;
+mod lookup;
+mod notice;
+mod owner;
+mod policy;
+mod publish;
+mod queue;
+mod recover;
+mod shared;
+mod sys;
+mod wait;
+
+#[cfg(feature = "python")]
+mod python;
+
+pub use claim::Claim;
+pub use error::{Error, Result};
+pub use job::{Due, Job, JobRef, Kind, Kinds, LONGEST_NAME, OwnerName, Token, sent_at};
+pub use listing::Order;
+pub use notice::Notice;
+pub use owner::CrashDetection;
+pub use policy::{KeepPolicy, Outcome, State};
+pub use publish::Transfer;
+pub use queue::{JobInfo, Jobs, Pass, Queue};
+pub use shared::release_all;

@@ -1,0 +1,143 @@
+//! Who holds a claim, and whether it is alive.
+//!
+//! A process that uses lock files holds one token per queue: a file in `owners/` that it keeps locked. The kernel frees
+//! the lock when the process ends, however it ends; tokens never come back. A claim by PID is weaker (a PID may be
+//! another process's by now) and is there for filesystems that have no locks.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::error::{At, Error, Result};
+use crate::fork::Private;
+use crate::job::{OwnerName, Token};
+use crate::layout::Layout;
+use crate::sys;
+
+/// How the death of a consumer is noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CrashDetection {
+    /// By its PID: no process has it, or the process is a zombie.
+    Pid,
+    /// By its lock file: nobody holds the lock.
+    LockFile,
+}
+
+/// This process's name on claims and temporaries.
+#[derive(Clone)]
+pub(crate) enum Owner {
+    Pid(u32),
+    Token(Arc<LockFile>),
+}
+
+impl Owner {
+    pub(crate) fn name(&self) -> OwnerName {
+        match self {
+            Self::Pid(pid) => OwnerName::Pid(*pid),
+            Self::Token(lock) => OwnerName::Token(lock.token),
+        }
+    }
+
+    /// Whether it says that this process is alive.
+    pub(crate) fn is_good(&self) -> bool {
+        match self {
+            Self::Pid(_) => true,
+            Self::Token(lock) => lock.is_good(),
+        }
+    }
+
+    pub(crate) fn token(&self) -> Option<Token> {
+        match self {
+            Self::Pid(_) => None,
+            Self::Token(lock) => Some(lock.token),
+        }
+    }
+}
+
+/// A locked file in `owners/`. Who claims or writes under its token holds a share of it; it goes with the last one.
+pub(crate) struct LockFile {
+    token: Token,
+    file: Private,
+    layout: Arc<Layout>,
+}
+
+impl LockFile {
+    pub(crate) fn new(layout: &Arc<Layout>) -> Result<Self> {
+        loop {
+            let owners = &layout.owners;
+            let token = Token::new().at(|| owners.path().into())?;
+            if let Some(file) = lock_new(layout, token)? {
+                return Ok(Self { token, file, layout: Arc::clone(layout) });
+            }
+        }
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Whether others can still see it. Somebody may have deleted it, and would then take its owner for dead.
+    pub(crate) fn is_good(&self) -> bool {
+        self.file.is_ours() && sys::is_linked(self.file.file()).unwrap_or(false)
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        if self.file.is_ours() {
+            // Before the lock is freed. If it can't be removed, it is one more lock file of a dead owner.
+            _ = self.layout.owners.remove_file(self.token.as_os_str());
+        }
+    }
+}
+
+/// Makes the lock file of a token: it is locked before it gets the name under which others look for it. `None` if
+/// somebody took it away in between.
+fn lock_new(layout: &Layout, token: Token) -> Result<Option<Private>> {
+    let unborn = token.unborn();
+    let path = || layout.tmp.path().join(&unborn);
+    let mut taken_away = false;
+    let file = Private::open(|| {
+        let file = layout.tmp.create_file(&unborn).at(path)?;
+        step!("owner: made");
+        let named = match sys::try_lock(&file) {
+            Ok(true) => {
+                step!("owner: locked");
+                let owners = &layout.owners;
+                sys::rename_open(&file, &layout.tmp, &unborn, owners, token.as_os_str()).at(|| owners.path().into())
+            }
+            Ok(false) => Err(io::Error::from(io::ErrorKind::NotFound)).at(path),
+            Err(source) => Err(Error::NoLocks { source, path: path() }),
+        };
+        if let Err(error) = named {
+            _ = layout.tmp.remove_file(&unborn);
+            // A consumer that found it before it was locked takes it for a dead owner's.
+            taken_away = error.is_not_found()
+                && [&layout.tmp, &layout.owners].iter().all(|dir| dir.is_linked().unwrap_or(false));
+            return Err(error);
+        }
+        Ok(file)
+    });
+    match file {
+        Err(_) if taken_away => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Whether somebody else's claim is one of the living. Errors mean yes: better to wait than to steal.
+pub(crate) fn is_alive(owner: OwnerName, layout: &Layout) -> bool {
+    let token = match owner {
+        OwnerName::Pid(pid) => return sys::is_alive(pid),
+        OwnerName::Token(token) => token,
+    };
+    match sys::take_lock(&layout.owners, token.as_os_str()) {
+        Ok(Some(_lock)) => {
+            step!("owner: judged dead");
+            // While the lock is held. Its claims are those of a dead owner without the file as well.
+            _ = layout.owners.remove_file(token.as_os_str());
+            false
+        }
+        // Without `owners/` itself a missing file says nothing.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => !layout.owners.is_linked().unwrap_or(false),
+        Ok(None) | Err(_) => true,
+    }
+}

@@ -1,0 +1,232 @@
+//! Sending: a file is written in `tmp/`, then gets its name in `queued/` or `scheduled/` by one rename.
+//!
+//! | call | a crash before the next one leaves |
+//! | --- | --- |
+//! | create `tmp/<uuid>-<token>`, write, close | that file, which a consumer deletes |
+//! | durable: `fsync` of the file, before the close | the same |
+//! | rename to `queued/<job>` or `scheduled/<due>-<job>` | the job |
+//! | durable: `fsync` of that directory | the job |
+//!
+//! A move within a filesystem is the rename alone, from where the file was.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use uuid::Uuid;
+
+use crate::error::{At, Error, Result};
+use crate::job::{self, Due, Job};
+use crate::layout::Layout;
+use crate::owner::Owner;
+use crate::policy::State;
+use crate::sys::{self, Dir, FileKind};
+
+/// What a file sent becomes to its sender.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transfer {
+    /// The queue gets a copy.
+    Copy,
+    /// The queue gets the file itself; where that was there is nothing then.
+    Move,
+}
+
+/// How much is copied before the caller is asked whether to go on.
+const COPY_PIECE: u64 = 64 << 20;
+
+/// Publishes under one owner's name.
+pub(crate) struct Publisher<'a> {
+    pub(crate) layout: &'a Layout,
+    pub(crate) owner: &'a Owner,
+    pub(crate) durable: bool,
+    pub(crate) due: Option<Due>,
+}
+
+impl Publisher<'_> {
+    pub(crate) fn data(&self, data: &[u8]) -> Result<Uuid> {
+        let draft = self.draft(|file| file.write_all(data))?;
+        let job = Job::data(draft.id);
+        self.publish(draft, &job)?;
+        self.sync_target(&[job.id()])?;
+        Ok(job.id())
+    }
+
+    /// Writes all, then publishes all in order, then flushes the directory once.
+    pub(crate) fn many<T: AsRef<[u8]>>(&self, items: impl IntoIterator<Item = T>) -> Result<Vec<Uuid>> {
+        let drafts = items
+            .into_iter()
+            .map(|item| self.draft(|file| file.write_all(item.as_ref())))
+            .collect::<Result<Vec<_>>>()?;
+        let mut sent = Vec::with_capacity(drafts.len());
+        for draft in drafts {
+            let id = draft.id;
+            match self.publish(draft, &Job::data(id)) {
+                Ok(()) => sent.push(id),
+                Err(source) if sent.is_empty() => return Err(source),
+                Err(source) => {
+                    // What is published already is to be as safe as it would be alone.
+                    _ = self.sync_target(&sent);
+                    return Err(Error::Sent { source: source.into(), sent });
+                }
+            }
+        }
+        self.sync_target(&sent)?;
+        Ok(sent)
+    }
+
+    /// `go_on` is asked between the pieces of a copy.
+    pub(crate) fn file(
+        &self,
+        path: &Path,
+        name: &OsStr,
+        transfer: Transfer,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Uuid> {
+        let id = job::new_id().at(|| path.into())?;
+        let job = Job::file(id, name)?;
+        if transfer == Transfer::Move {
+            if self.rename_source(path, &job)? {
+                self.sync_target(&[id])?;
+                return Ok(id);
+            }
+            // Another filesystem.
+            let source = open_regular(path)?;
+            self.copy(&source, &job, go_on)?;
+            self.sync_target(&[id])?;
+            step!("publish: copied across");
+            std::fs::remove_file(path)
+                .at(|| path.into())
+                .map_err(|source| Error::Sent { source: source.into(), sent: vec![id] })?;
+            return Ok(id);
+        }
+        let source = open_regular(path)?;
+        self.copy(&source, &job, go_on)?;
+        self.sync_target(&[id])?;
+        Ok(id)
+    }
+
+    /// Moves the file itself, or says that it is on another filesystem.
+    fn rename_source(&self, path: &Path, job: &Job) -> Result<bool> {
+        check_regular(
+            sys::stat(path).at(|| path.into())?.kind,
+            path,
+            "only a regular file can be moved into the queue",
+        )?;
+        if self.durable {
+            sys::open_source(path).and_then(|file| file.sync_all()).at(|| path.into())?;
+        }
+        let (target, entry) = self.target(job);
+        match target.take(path, &entry) {
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => Ok(false),
+            moved => moved.at(|| path.into()).map(|()| true),
+        }
+    }
+
+    fn copy(&self, source: &File, job: &Job, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
+        let mut stopped = false;
+        let draft = self.draft_as(job.id(), |file| {
+            // The standard library's copy is `copy_file_range(2)` or, where that can't, `sendfile(2)`: no byte passes
+            // through this process, and filesystems that can share blocks do.
+            while io::copy(&mut source.take(COPY_PIECE), file)? == COPY_PIECE {
+                if !go_on() {
+                    stopped = true;
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+            }
+            Ok(())
+        });
+        if stopped {
+            return Err(Error::Stopped);
+        }
+        self.publish(draft?, job)
+    }
+
+    fn draft(&self, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Draft<'_>> {
+        let id = job::new_id().at(|| self.layout.tmp.path().into())?;
+        self.draft_as(id, write)
+    }
+
+    /// Writes a file in `tmp/`.
+    fn draft_as(&self, id: Uuid, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Draft<'_>> {
+        let tmp = &self.layout.tmp;
+        let name = job::temporary(id, self.owner.token());
+        let path = || tmp.path().join(&name);
+        let mut file = tmp.create_file(&name).at(path)?;
+        let draft = Draft { tmp, id, name: name.clone(), published: false };
+        step!("publish: created");
+        write(&mut file).at(path)?;
+        step!("publish: written");
+        if self.durable {
+            file.sync_all().at(path)?;
+        }
+        sys::close(file).at(path)?;
+        step!("publish: closed");
+        Ok(draft)
+    }
+
+    /// The one rename that makes it a job.
+    fn publish(&self, mut draft: Draft<'_>, job: &Job) -> Result<()> {
+        let (target, entry) = self.target(job);
+        draft.tmp.rename(&draft.name, target, &entry).at(|| target.path().join(&entry))?;
+        draft.published = true;
+        step!("publish: published");
+        Ok(())
+    }
+
+    fn target(&self, job: &Job) -> (&Dir, OsString) {
+        match self.due {
+            None => (self.layout.dir(State::Queued), job.entry()),
+            Some(due) => (self.layout.dir(State::Scheduled), job.scheduled_entry(due)),
+        }
+    }
+
+    fn sync_target(&self, sent: &[Uuid]) -> Result<()> {
+        if !self.durable || sent.is_empty() {
+            return Ok(());
+        }
+        let target = self.layout.dir(if self.due.is_some() { State::Scheduled } else { State::Queued });
+        target
+            .sync()
+            .at(|| target.path().into())
+            .map_err(|source| Error::Sent { source: source.into(), sent: sent.into() })
+    }
+}
+
+/// A file in `tmp/` that is deleted unless it is published.
+struct Draft<'a> {
+    tmp: &'a Dir,
+    id: Uuid,
+    name: OsString,
+    published: bool,
+}
+
+impl Drop for Draft<'_> {
+    fn drop(&mut self) {
+        if !self.published {
+            // If it stays, the next consumer deletes it once this process has ended.
+            _ = self.tmp.remove_file(&self.name);
+        }
+    }
+}
+
+fn open_regular(path: &Path) -> Result<File> {
+    let only = "only a regular file can be sent";
+    // Opening a socket fails and opening a device may do something, so look first; then look at what was opened.
+    check_regular(sys::stat_target(path).at(|| path.into())?.kind, path, only)?;
+    let file = sys::open_source(path).at(|| path.into())?;
+    check_regular(sys::stat_file(&file).at(|| path.into())?.kind, path, only)?;
+    Ok(file)
+}
+
+fn check_regular(kind: FileKind, path: &Path, other: &'static str) -> Result<()> {
+    let (what, kind) = match kind {
+        FileKind::Regular => return Ok(()),
+        FileKind::Directory => ("a directory can't be sent; pack it into a file first", io::ErrorKind::IsADirectory),
+        FileKind::Symlink => {
+            ("a symlink can't be moved into the queue; send a copy, or what it points to", io::ErrorKind::InvalidInput)
+        }
+        FileKind::Other => (other, io::ErrorKind::InvalidInput),
+    };
+    Err(Error::NotRegular { what, kind, path: path.into() })
+}

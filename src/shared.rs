@@ -1,0 +1,206 @@
+//! What all instances and threads of one process share of one queue: the open directories, the table of the claims that
+//! this process works on, its lock file, the verdicts that the disk did not take yet, and who waits.
+//!
+//! The table is what tells a claim of this process that is alive from a leftover under the same name (a PID from before
+//! a reboot or an `exec`, a directory whose removal failed). A job enters it before its claim's directory exists and
+//! leaves it after that is gone.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use arc_swap::ArcSwap;
+use uuid::Uuid;
+
+use crate::claim::Unsettled;
+use crate::error::{At, Result};
+use crate::fork::{self, PerProcess};
+use crate::job::{Job, OwnerName};
+use crate::layout::Layout;
+use crate::notice::Notice;
+use crate::owner::{CrashDetection, LockFile, Owner};
+use crate::policy::State;
+use crate::sys::{self, Identity};
+use crate::wait::Wait;
+
+/// The queues that this process has open, by the identity of `processing/`: a path through a symlink is the same queue.
+static OPEN: PerProcess<Mutex<HashMap<Identity, Weak<Shared>>>> = PerProcess::new(Mutex::default);
+
+pub(crate) struct Shared {
+    layout: ArcSwap<Layout>,
+    identity: Identity,
+    generation: u64,
+    table: Mutex<Table>,
+    unsettled: Mutex<Vec<Unsettled>>,
+    notices: Mutex<Notices>,
+    pub(crate) wait: Wait,
+}
+
+/// The claims that this process works on, and the lock file under which it makes the next.
+#[derive(Default)]
+pub(crate) struct Table {
+    claims: HashMap<Uuid, OwnerName>,
+    lock: Option<Arc<LockFile>>,
+}
+
+#[derive(Default)]
+struct Notices {
+    news: Vec<Notice>,
+    /// What was told and need not be told again.
+    told: HashSet<Notice>,
+}
+
+impl Shared {
+    /// What this process shares of the queue at `base`. Directories that are missing there are made.
+    pub(crate) fn of(base: &Path) -> Result<Arc<Self>> {
+        let layout = Layout::open(base)?;
+        let processing = layout.dir(State::Processing);
+        let identity = processing.identity().at(|| processing.path().into())?;
+        let mut open = locked(OPEN.get());
+        if let Some(shared) = open.get(&identity).and_then(Weak::upgrade) {
+            // Another of its directories may have been replaced.
+            if shared.layout().identities()? != layout.identities()? {
+                shared.layout.store(Arc::new(layout));
+            }
+            return Ok(shared);
+        }
+        let shared = Arc::new(Self {
+            layout: ArcSwap::from_pointee(layout),
+            identity,
+            generation: fork::generation(),
+            table: Mutex::default(),
+            unsettled: Mutex::default(),
+            notices: Mutex::default(),
+            wait: Wait::default(),
+        });
+        open.retain(|_, queue| queue.strong_count() > 0);
+        open.insert(identity, Arc::downgrade(&shared));
+        Ok(shared)
+    }
+
+    /// Whether this is the process that made it, and not a forked child.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    /// Whether the path still leads here.
+    pub(crate) fn is_at(&self, processing: &Path) -> bool {
+        sys::stat_target(processing).is_ok_and(|found| found.identity == self.identity)
+    }
+
+    pub(crate) fn layout(&self) -> Arc<Layout> {
+        self.layout.load_full()
+    }
+
+    /// The name under which to write or to claim.
+    pub(crate) fn owner(&self, detection: CrashDetection) -> Result<Owner> {
+        locked(&self.table).owner(detection, &self.layout())
+    }
+
+    /// Enters a job into the table, if no thread of this process has it, and tells under which name it is to be claimed.
+    pub(crate) fn enter(&self, job: &Job, detection: CrashDetection) -> Result<Option<Owner>> {
+        let mut table = locked(&self.table);
+        if table.claims.contains_key(&job.id()) {
+            return Ok(None);
+        }
+        let owner = table.owner(detection, &self.layout())?;
+        table.claims.insert(job.id(), owner.name());
+        Ok(Some(owner))
+    }
+
+    /// Takes a job out of the table again: its claim's directory is gone. Threads that met it there look once more.
+    pub(crate) fn leave(&self, job: &Job) {
+        self.leave_quietly(job);
+        self.wait.raise();
+    }
+
+    /// The same, without a look of the others: they would meet what this thread met.
+    pub(crate) fn leave_quietly(&self, job: &Job) {
+        locked(&self.table).claims.remove(&job.id());
+    }
+
+    /// The table, locked: what is judged under the lock can't change before it is acted upon.
+    pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
+        locked(&self.table)
+    }
+
+    /// Gives up the lock file, as at the end of the process. Claims that live hold it on; a later one makes another.
+    pub(crate) fn release(&self) {
+        let lock = locked(&self.table).lock.take();
+        drop(lock);
+    }
+
+    pub(crate) fn keep_unsettled(&self, unsettled: Unsettled) {
+        locked(&self.unsettled).push(unsettled);
+    }
+
+    /// Tries once more what could not be settled.
+    pub(crate) fn settle_again(&self) {
+        let waiting = std::mem::take(&mut *locked(&self.unsettled));
+        for mut unsettled in waiting {
+            if unsettled.try_again(self).is_err() {
+                self.keep_unsettled(unsettled);
+            }
+        }
+    }
+
+    /// Something that a person should know of, each time.
+    pub(crate) fn tell(&self, notice: Notice) {
+        locked(&self.notices).news.push(notice);
+    }
+
+    /// Something that a person should know of, once.
+    pub(crate) fn tell_once(&self, notice: Notice) {
+        let mut notices = locked(&self.notices);
+        if notices.told.insert(notice.clone()) {
+            notices.news.push(notice);
+        }
+    }
+
+    pub(crate) fn take_notices(&self) -> Vec<Notice> {
+        std::mem::take(&mut locked(&self.notices).news)
+    }
+}
+
+impl Table {
+    fn owner(&mut self, detection: CrashDetection, layout: &Arc<Layout>) -> Result<Owner> {
+        if detection == CrashDetection::Pid {
+            return Ok(Owner::Pid(sys::pid()));
+        }
+        match &self.lock {
+            Some(lock) if lock.is_good() => Ok(Owner::Token(Arc::clone(lock))),
+            _ => {
+                let lock = Arc::new(LockFile::new(layout)?);
+                self.lock = Some(Arc::clone(&lock));
+                Ok(Owner::Token(lock))
+            }
+        }
+    }
+
+    /// Whether a thread of this process works on that job under that name.
+    pub(crate) fn works_on(&self, job: &Job, owner: OwnerName) -> bool {
+        self.claims.get(&job.id()) == Some(&owner)
+    }
+
+    /// Whether that is the name under which this process claims.
+    pub(crate) fn is_own(&self, owner: OwnerName) -> bool {
+        match owner {
+            OwnerName::Pid(pid) => pid == sys::pid(),
+            OwnerName::Token(token) => self.lock.as_ref().is_some_and(|lock| lock.token() == token),
+        }
+    }
+}
+
+/// Gives up the lock files of all queues, as at the end of the process.
+pub fn release_all() {
+    let open: Vec<_> = locked(OPEN.get()).values().filter_map(Weak::upgrade).collect();
+    for shared in open {
+        shared.settle_again();
+        shared.release();
+    }
+}
+
+/// Locks, also after a panic elsewhere: what these locks protect is whole between any two statements.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

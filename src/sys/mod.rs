@@ -1,0 +1,50 @@
+//! The seam between the protocol and the system: what a directory queue asks of an operating system, with one file per
+//! family and equal signatures in each. Nothing outside this folder knows which one it runs on.
+//!
+//! A [`Dir`] is an open directory; all names given to it are single entries of it. A rename never replaces anything.
+
+#[cfg(unix)]
+mod unix;
+#[cfg(unix)]
+pub(crate) use unix::*;
+
+#[cfg(windows)]
+mod windows;
+#[cfg(windows)]
+pub(crate) use windows::*;
+
+use std::ffi::OsStr;
+use std::time::SystemTime;
+
+/// Which file or directory it is, whatever it is called.
+pub(crate) type Identity = (u64, u64);
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    Regular,
+    Directory,
+    Symlink,
+    Other,
+}
+
+/// What is known of an entry.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stat {
+    pub identity: Identity,
+    pub kind: FileKind,
+    /// When its inode last changed, a rename included: the only time that is not the sender's.
+    pub changed: SystemTime,
+}
+
+/// How a directory is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// In one call, so that it is shown as it was at one moment. For directories that are small.
+    AtOnce,
+    /// In large pieces: an entry that moves meanwhile may be shown twice or not at all.
+    InPieces,
+}
+
+/// An entry of a listing: its name, and its kind where the directory tells.
+pub(crate) type Entry<'a> = (&'a OsStr, Option<FileKind>);

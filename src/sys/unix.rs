@@ -1,0 +1,349 @@
+//! Linux, macOS and the BSDs: directory handles and the `*at` calls.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use fs2::FileExt as _;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
+use nix::libc;
+use nix::sys::signal::kill;
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
+use nix::unistd::{Pid, UnlinkatFlags, unlinkat};
+
+use super::{Entry, FileKind, Identity, Reading, Stat};
+
+/// What a new file or directory may be, before the umask.
+const FILE_MODE: Mode = Mode::from_bits_truncate(0o666);
+const DIR_MODE: Mode = Mode::from_bits_truncate(0o777);
+
+/// Never follow a link out of the queue, never wait for a FIFO's other end, never hand the descriptor to a child.
+const OPEN: OFlag = OFlag::O_CLOEXEC.union(OFlag::O_NOFOLLOW).union(OFlag::O_NONBLOCK);
+
+/// An open directory.
+pub(crate) struct Dir {
+    file: File,
+    path: PathBuf,
+}
+
+impl Dir {
+    /// Opens a directory by its path, following links.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let file = openat(AT_FDCWD, path, flags, Mode::empty())?.into();
+        Ok(Self { file, path: path.into() })
+    }
+
+    /// Opens one of its directories; a link in its place is an error (`ENOTDIR`).
+    pub(crate) fn open_dir(&self, name: &OsStr) -> io::Result<Self> {
+        let file = openat(self, name, OPEN | OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty())?.into();
+        Ok(Self { file, path: self.path.join(name) })
+    }
+
+    /// Where it was when it was opened, for messages.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn identity(&self) -> io::Result<Identity> {
+        Ok(identity_of(&fstat(self)?))
+    }
+
+    /// Whether it still has a name.
+    pub(crate) fn is_linked(&self) -> io::Result<bool> {
+        is_linked(&self.file)
+    }
+
+    pub(crate) fn make_dir(&self, name: &OsStr) -> io::Result<()> {
+        Ok(mkdirat(self, name, DIR_MODE)?)
+    }
+
+    /// Removes an empty directory; `ENOTEMPTY` is the safety catch.
+    pub(crate) fn remove_dir(&self, name: &OsStr) -> io::Result<()> {
+        Ok(unlinkat(self, name, UnlinkatFlags::RemoveDir)?)
+    }
+
+    pub(crate) fn remove_file(&self, name: &OsStr) -> io::Result<()> {
+        Ok(unlinkat(self, name, UnlinkatFlags::NoRemoveDir)?)
+    }
+
+    /// Makes a file that was not there, for writing.
+    pub(crate) fn create_file(&self, name: &OsStr) -> io::Result<File> {
+        let flags = OPEN | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
+        Ok(openat(self, name, flags, FILE_MODE)?.into())
+    }
+
+    /// Opens a file for reading; a link in its place is an error (`ELOOP`).
+    pub(crate) fn open_file(&self, name: &OsStr) -> io::Result<File> {
+        Ok(openat(self, name, OPEN | OFlag::O_RDONLY, Mode::empty())?.into())
+    }
+
+    pub(crate) fn stat(&self, name: &OsStr) -> io::Result<Stat> {
+        Ok(stat_of(&fstatat(self, name, AtFlags::AT_SYMLINK_NOFOLLOW)?))
+    }
+
+    /// Moves an entry to a name that is free, in this or another directory.
+    pub(crate) fn rename(&self, name: &OsStr, to: &Self, new_name: &OsStr) -> io::Result<()> {
+        rename_no_replace(self.as_fd(), name, to, new_name)
+    }
+
+    /// Moves a file from anywhere to a name that is free in this directory.
+    pub(crate) fn take(&self, path: &Path, new_name: &OsStr) -> io::Result<()> {
+        rename_no_replace(AT_FDCWD, path.as_os_str(), self, new_name)
+    }
+
+    /// Flushes the names in it to the disk (`fsync` of the directory).
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+
+    /// Visits its entries.
+    pub(crate) fn list(&self, reading: Reading, mut visit: impl FnMut(Entry<'_>)) -> io::Result<()> {
+        // A handle's read position is shared by all who use it, so each listing opens its own.
+        let listing = openat(self, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+        read_dir(&listing.into(), reading, &mut visit)
+    }
+}
+
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// What a path means, following links.
+pub(crate) fn stat_target(path: &Path) -> io::Result<Stat> {
+    Ok(stat_of(&nix::sys::stat::stat(path)?))
+}
+
+/// What a path means, not following a link at its end.
+pub(crate) fn stat(path: &Path) -> io::Result<Stat> {
+    Ok(stat_of(&nix::sys::stat::lstat(path)?))
+}
+
+/// What an open file is.
+pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
+    Ok(stat_of(&fstat(file)?))
+}
+
+/// Opens a file of somebody else's for reading: links are followed, a FIFO is not waited for.
+pub(crate) fn open_source(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    Ok(openat(AT_FDCWD, path, flags, Mode::empty())?.into())
+}
+
+/// Whether an open file still has a name.
+pub(crate) fn is_linked(file: &File) -> io::Result<bool> {
+    Ok(fstat(file)?.st_nlink > 0)
+}
+
+/// Closes a file that was written, and says whether that went well: some filesystems tell only now that the disk is
+/// full (`close(2)`).
+pub(crate) fn close(file: File) -> io::Result<()> {
+    Ok(nix::unistd::close(file)?)
+}
+
+/// Takes the exclusive `flock(2)` of a file, or says that somebody has it.
+pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
+    match file.try_lock_exclusive() {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == fs2::lock_contended_error().raw_os_error() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens a lock file and takes its lock, or says that somebody has it.
+pub(crate) fn take_lock(owners: &Dir, name: &OsStr) -> io::Result<Option<File>> {
+    let file = owners.open_file(name)?;
+    Ok(try_lock(&file)?.then_some(file))
+}
+
+/// Moves a file that this process has open and locked.
+pub(crate) fn rename_open(_file: &File, from: &Dir, name: &OsStr, to: &Dir, new_name: &OsStr) -> io::Result<()> {
+    from.rename(name, to, new_name)
+}
+
+/// This process's PID.
+pub(crate) fn pid() -> u32 {
+    std::process::id()
+}
+
+/// Whether a process lives. Without proof of the contrary it does: better to wait than to steal.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let Ok(raw) = i32::try_from(pid) else { return true };
+    match kill(Pid::from_raw(raw), None) {
+        Err(Errno::ESRCH) => false,
+        _ => !is_zombie_or_thread(pid),
+    }
+}
+
+/// Whether this is the id of a process that ended and was not waited for, or of a mere thread. Only Linux tells.
+fn is_zombie_or_thread(pid: u32) -> bool {
+    let field = |path: &str, name: &str| {
+        let status = std::fs::read_to_string(path).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim().to_owned())
+    };
+    let has_ended = |path: &str| field(path, "State:").is_some_and(|state| state.starts_with(['Z', 'X']));
+    let process = format!("/proc/{pid}");
+    if field(&format!("{process}/status"), "Tgid:").is_some_and(|process| process != pid.to_string()) {
+        return true;
+    }
+    // The first thread may have ended while others work on: it then looks like a zombie too.
+    let Ok(threads) = std::fs::read_dir(format!("{process}/task")) else { return false };
+    let mut all =
+        threads.map(|thread| thread.is_ok_and(|thread| has_ended(&thread.path().join("status").to_string_lossy())));
+    has_ended(&format!("{process}/status")) && all.all(|ended| ended)
+}
+
+fn identity_of(stat: &FileStat) -> Identity {
+    #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, reason = "signed and narrower on some systems")]
+    (stat.st_dev as u64, stat.st_ino as u64)
+}
+
+fn stat_of(stat: &FileStat) -> Stat {
+    let kind = match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFREG => FileKind::Regular,
+        SFlag::S_IFDIR => FileKind::Directory,
+        SFlag::S_IFLNK => FileKind::Symlink,
+        _ => FileKind::Other,
+    };
+    let seconds = Duration::from_secs(stat.st_ctime.try_into().unwrap_or_default());
+    let changed =
+        SystemTime::UNIX_EPOCH + seconds + Duration::from_nanos(stat.st_ctime_nsec.try_into().unwrap_or_default());
+    Stat { identity: identity_of(stat), kind, changed }
+}
+
+fn rename_no_replace(from: BorrowedFd<'_>, name: &OsStr, to: &Dir, new_name: &OsStr) -> io::Result<()> {
+    match exclusive::rename(from, name, to.as_fd(), new_name) {
+        // Not every filesystem can: then look first.
+        Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
+            if fstatat(to, new_name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok() {
+                return Err(Errno::EEXIST.into());
+            }
+            Ok(nix::fcntl::renameat(from, name, to, new_name)?)
+        }
+        done => Ok(done?),
+    }
+}
+
+/// A rename that fails with `EEXIST` rather than replace.
+mod exclusive {
+    use super::{AsRawFd, BorrowedFd, Errno, OsStr};
+    use nix::NixPath;
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+    use nix::libc;
+
+    pub(super) fn rename(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, new_name: &OsStr) -> nix::Result<()> {
+        let done = name.with_nix_path(|name| {
+            new_name.with_nix_path(|new_name| {
+                // SAFETY: two descriptors and two NUL-terminated strings that live through the call.
+                #[cfg(any(target_os = "linux", target_os = "android"))]
+                return unsafe {
+                    libc::syscall(
+                        libc::SYS_renameat2,
+                        from.as_raw_fd(),
+                        name.as_ptr(),
+                        to.as_raw_fd(),
+                        new_name.as_ptr(),
+                        libc::RENAME_NOREPLACE,
+                    )
+                };
+                // SAFETY: as above.
+                #[cfg(target_vendor = "apple")]
+                return unsafe {
+                    libc::renameatx_np(
+                        from.as_raw_fd(),
+                        name.as_ptr(),
+                        to.as_raw_fd(),
+                        new_name.as_ptr(),
+                        libc::RENAME_EXCL,
+                    )
+                };
+                #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+                {
+                    Errno::ENOSYS.set();
+                    return -1;
+                }
+            })
+        })??;
+        Errno::result(done).map(drop)
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn read_dir(dir: &File, reading: Reading, visit: &mut dyn FnMut(Entry<'_>)) -> io::Result<()> {
+    use std::io::{Seek, SeekFrom};
+
+    /// More than the longest entry takes.
+    const ROOM: usize = 512;
+    let mut buffer = vec![0_u64; if reading == Reading::AtOnce { 4096 } else { 32768 }];
+    loop {
+        let filled = getdents(dir, &mut buffer)?;
+        // Where a whole directory is wanted and did not fit, all of it is read once more into twice the room.
+        if reading == Reading::AtOnce && filled + ROOM > size_of_val(&*buffer) {
+            (&mut &*dir).seek(SeekFrom::Start(0))?;
+            buffer = vec![0; buffer.len() * 2];
+            continue;
+        }
+        if filled == 0 {
+            return Ok(());
+        }
+        // SAFETY: the kernel filled that many bytes of the buffer, each of them initialized before as well.
+        let mut rest = unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), filled) };
+        // struct linux_dirent64 (getdents(2)): inode 8, offset 8, record length 2, type 1, name and NULs
+        while let (Some(length), Some(&kind)) = (rest.get(16..18), rest.get(18)) {
+            let (record, after) = rest.split_at(usize::from(u16::from_ne_bytes([length[0], length[1]])));
+            rest = after;
+            let name = &record[19..];
+            let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+            visit_entry(&name[..end], kind, visit);
+        }
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn getdents(dir: &File, buffer: &mut [u64]) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most that many bytes to a buffer that is as long.
+    let filled =
+        unsafe { libc::syscall(libc::SYS_getdents64, dir.as_raw_fd(), buffer.as_mut_ptr(), size_of_val(buffer)) };
+    Ok(Errno::result(filled)?.unsigned_abs().try_into().unwrap_or_default())
+}
+
+/// Elsewhere `readdir` decides how much is read in one call.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn read_dir(dir: &File, _reading: Reading, visit: &mut dyn FnMut(Entry<'_>)) -> io::Result<()> {
+    use nix::dir::{Dir as Stream, Type};
+
+    for entry in Stream::from_fd(dir.try_clone()?.into())? {
+        let entry = entry?;
+        let kind = match entry.file_type() {
+            Some(Type::File) => libc::DT_REG,
+            Some(Type::Directory) => libc::DT_DIR,
+            Some(Type::Symlink) => libc::DT_LNK,
+            Some(_) => libc::DT_FIFO,
+            None => libc::DT_UNKNOWN,
+        };
+        visit_entry(entry.file_name().to_bytes(), kind, visit);
+    }
+    Ok(())
+}
+
+fn visit_entry(name: &[u8], kind: u8, visit: &mut dyn FnMut(Entry<'_>)) {
+    if name == b"." || name == b".." {
+        return;
+    }
+    let kind = match kind {
+        libc::DT_UNKNOWN => None,
+        libc::DT_REG => Some(FileKind::Regular),
+        libc::DT_DIR => Some(FileKind::Directory),
+        libc::DT_LNK => Some(FileKind::Symlink),
+        _ => Some(FileKind::Other),
+    };
+    visit((OsStr::from_bytes(name), kind));
+}

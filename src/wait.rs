@@ -1,0 +1,34 @@
+//! Waking up when there may be work.
+//!
+//! Who waits notes the generation, looks for a job, and sleeps only if the generation has not moved since: so nothing
+//! that happens in between is slept through. Whatever may mean work for somebody raises the generation.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::shared::locked;
+
+#[derive(Default)]
+pub(crate) struct Wait {
+    generation: Mutex<u64>,
+    moved: Condvar,
+}
+
+impl Wait {
+    pub(crate) fn generation(&self) -> u64 {
+        *locked(&self.generation)
+    }
+
+    /// Something may be there for those who wait.
+    pub(crate) fn raise(&self) {
+        *locked(&self.generation) += 1;
+        self.moved.notify_all();
+    }
+
+    /// Sleeps until the generation is another one than `seen`, but at most that long.
+    pub(crate) fn sleep(&self, seen: u64, longest: Duration) {
+        let generation = locked(&self.generation);
+        let slept = self.moved.wait_timeout_while(generation, longest, |generation| *generation == seen);
+        drop(slept.unwrap_or_else(PoisonError::into_inner));
+    }
+}
