@@ -1,0 +1,49 @@
+# make demo     see work go through the queue, a worker die, and its job come back
+# make test     everything that the tests need, then the tests, Rust and Python
+# make lint     what must be clean
+# make bench    what a job costs beside the bare system calls
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin
+SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
+
+.PHONY: demo test test-rust test-python lint bench clean
+
+demo: $(VENV)/built
+	$(RUN)/python examples/demo.py
+
+test: test-rust test-python
+
+test-rust:
+	cargo test --locked --features failpoints
+
+test-python: $(VENV)/built
+	$(RUN)/python -m pytest
+
+lint: $(VENV)/built
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --all-targets --features python,failpoints -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy python examples
+	$(RUN)/python -m mypy.stubtest pacchettino
+
+bench: $(VENV)/built
+	cargo bench --locked
+	$(RUN)/python benches/throughput.py
+
+# The extension, built for speed and installed into the virtual environment.
+$(VENV)/built: $(VENV)/ready $(SOURCE)
+	$(RUN)/maturin develop --release --locked
+	touch $@
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --upgrade pip
+	$(RUN)/python -m pip install --quiet --group dev
+	touch $@
+
+clean:
+	rm -rf $(VENV) target python/pacchettino/*.so

@@ -1,0 +1,47 @@
+"""A job queue made of plain directories: no server, no database, nothing lost, nothing run twice.
+
+```python
+from pacchettino import Pacchettino
+
+queue = Pacchettino("/var/spool/mail-out")
+queue.send_data("hello")            # in one program
+
+@queue.on_data_received             # in another
+def handle(id, data):
+    print(id, data)
+
+while queue.receive_one(timeout=None):
+    pass
+```
+"""
+
+from pacchettino._job import Job
+from pacchettino._queue import Pacchettino
+from pacchettino._types import (
+    CrashDetection,
+    JobInfo,
+    KeepPolicy,
+    NotKeptError,
+    PacchettinoError,
+    Result,
+    SendError,
+    Status,
+)
+
+__all__ = [
+    "CrashDetection",
+    "Job",
+    "JobInfo",
+    "KeepPolicy",
+    "NotKeptError",
+    "Pacchettino",
+    "PacchettinoError",
+    "Result",
+    "SendError",
+    "Status",
+]
+
+# Users see one module: in errors, in `help()`, in pickles.
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

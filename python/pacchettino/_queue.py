@@ -1,0 +1,538 @@
+"""The queue: settings, sending, and the loop that runs handlers."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from pacchettino import _core, _types
+from pacchettino._job import Job, logger
+from pacchettino._types import (
+    CrashDetection,
+    Duration,
+    JobInfo,
+    KeepPolicy,
+    NotKeptError,
+    Result,
+    Status,
+    finite_seconds,
+    from_milliseconds,
+    seconds,
+)
+
+DataHandler: TypeAlias = Callable[[str, bytes], Result | None]
+FileHandler: TypeAlias = Callable[[str, str, Path], Result | None]
+D = TypeVar("D", bound=DataHandler)
+F = TypeVar("F", bound=FileHandler)
+
+# Lock files of a process that ends in order go with it; those of one that dies are noticed by their lock.
+atexit.register(_core.release_all)
+
+
+class Pacchettino:
+    """A queue of jobs in the directory `base_dir`, which is made if it is missing, with those in it.
+
+    Any number of instances, threads and processes may use one directory, and one instance may be shared by threads.
+    It survives `fork`, and can be pickled (settings travel, handlers do not). What is claimed by a process that
+    dies becomes `interrupted` as soon as another consumer looks.
+
+    Parameters
+    ----------
+        base_dir: Made absolute at once.
+        keep_policy: Which finished jobs stay on disk where this instance settles or recovers them.
+        durable: Flush every change of state to the disk (`fsync` of file and directory) before anybody is told of
+            it. A power cut then undoes nothing that a call returned from. crash_detection: How others notice that
+            this process died.
+        retry_delay: How long a job waits whose handler returned `Result.RETRY`; seconds or a `timedelta`.
+        fifo: Take jobs oldest first instead of in random order. With `Result.RETRY` and no delay one job can then
+            keep the others waiting.
+
+    Raises
+    ------
+        NotADirectoryError: `base_dir` is a file.
+        OSError: It can't be made or opened.
+
+    """
+
+    KeepPolicy: TypeAlias = _types.KeepPolicy
+    Result: TypeAlias = _types.Result
+    Status: TypeAlias = _types.Status
+    CrashDetection: TypeAlias = _types.CrashDetection
+
+    def __init__(
+        self,
+        base_dir: str | os.PathLike[str],
+        keep_policy: KeepPolicy = KeepPolicy.ALL,
+        *,
+        durable: bool = False,
+        crash_detection: CrashDetection = CrashDetection.LOCK_FILE,
+        retry_delay: Duration = 0,
+        fifo: bool = False,
+    ) -> None:
+        self._keep_policy = _keep_policy(keep_policy)
+        self._fifo = bool(fifo)
+        self.retry_delay = retry_delay
+        self._on_data: DataHandler | None = None
+        self._on_file: FileHandler | None = None
+        by_pid = _by_pid(crash_detection)
+        self._core = _core.Queue(_path(base_dir, "base_dir"), int(self._keep_policy), bool(durable), by_pid)
+
+    # Settings
+
+    @property
+    def base_dir(self) -> Path:
+        """The queue's directory, absolute."""
+        return Path(self._core.base)
+
+    @property
+    def keep_policy(self) -> KeepPolicy:
+        """Which finished jobs stay on disk where this instance settles or recovers them."""
+        return self._keep_policy
+
+    @property
+    def fifo(self) -> bool:
+        """Whether jobs are taken oldest first."""
+        return self._fifo
+
+    @property
+    def durable(self) -> bool:
+        """Whether every change of state is flushed to the disk before anybody is told of it. Can be set."""
+        return self._core.durable
+
+    @durable.setter
+    def durable(self, value: bool) -> None:
+        self._core.durable = bool(value)
+
+    @property
+    def crash_detection(self) -> CrashDetection:
+        """How others notice that this process died. Can be set, for the claims from then on."""
+        return CrashDetection.PID if self._core.by_pid else CrashDetection.LOCK_FILE
+
+    @crash_detection.setter
+    def crash_detection(self, value: CrashDetection) -> None:
+        self._core.by_pid = _by_pid(value)
+
+    @property
+    def retry_delay(self) -> Duration:
+        """How long a job waits whose handler returned `Result.RETRY`. Can be set."""
+        return self._retry_delay
+
+    @retry_delay.setter
+    def retry_delay(self, value: Duration) -> None:
+        self._retry_seconds = finite_seconds(value, "retry_delay")
+        if self._retry_seconds > _LONGEST_DELAY:
+            raise ValueError("retry_delay is longer than a hundred years")
+        self._retry_delay = value
+
+    # Sending
+
+    def send_data(self, data: str | bytes | bytearray | memoryview, *, delay: Duration = 0) -> str:
+        """Send bytes (a `str` goes as UTF-8), to be handled now or after `delay`. Returns the job's id.
+
+        When this returns, the job survives the death of every process, with `durable` also a power cut.
+
+        Raises:
+            TypeError: `data` is neither `str` nor bytes-like.
+            ValueError: `delay` is NaN, infinite, or ends after the year 2286.
+            OSError: The job was not sent, and nothing is left of it.
+            SendError: The job exists (`sent` holds its id), but with `durable` a power cut may undo it.
+
+        """
+        return self._core.send(data, finite_seconds(delay, "delay"))
+
+    def send_file(
+        self, path: str | os.PathLike[str], *, copy: bool = True, name: str | None = None, delay: Duration = 0
+    ) -> str:
+        """Send a file, to be handled now or after `delay`. Returns the job's id.
+
+        A copy follows a symlink and keeps the link's name; the umask decides who can read it. With `copy=False` the
+        file itself is moved, by a single rename where queue and file are on one filesystem, else by a copy after
+        whose publishing the file is removed. `name` is another base name than the path's, of at most 200 bytes.
+
+        Raises:
+            FileNotFoundError: There is no such file. Other `OSError` as they come.
+            IsADirectoryError: It is a directory.
+            OSError: With `errno.EINVAL` if it is no regular file, or a symlink that is to be moved.
+            ValueError: The name is longer than 200 bytes or has a separator in it; `delay` as in `send_data`.
+            SendError: The job exists (`sent` holds its id), but the file could not be removed after a copy, or with
+                `durable` a power cut may undo it.
+
+        """
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name must be str, not {type(name).__name__}")
+        return self._core.send_file(_path(path, "path"), bool(copy), name, finite_seconds(delay, "delay"))
+
+    def send_many(self, items: Iterable[str | bytes | bytearray | memoryview], *, delay: Duration = 0) -> list[str]:
+        """Send many data jobs, in order; cheaper than a loop, far cheaper when `durable`. Returns their ids.
+
+        All items are checked, then all are written, then all are published.
+
+        Raises:
+            TypeError: `items` is itself `str` or bytes-like, or holds something that is neither.
+            SendError: Some were sent (`sent` holds their ids), then something failed.
+            OSError: None was sent.
+
+        """
+        if isinstance(items, str | bytes | bytearray | memoryview):
+            raise TypeError("items must be an iterable of str or bytes-like objects; to send one, use send_data")
+        return self._core.send_many(items, finite_seconds(delay, "delay"))
+
+    # Handling
+
+    def on_data_received(self, handler: D) -> D:
+        """Set the handler of data jobs: `handler(id, data)`. A decorator or a plain call; replaces the one before.
+
+        It returns `None` or `Result.SUCCESS`, `Result.FAILED` or `Result.RETRY`. An exception makes the job failed,
+        with the traceback logged.
+        """
+        _check_handler(handler)
+        self._on_data = handler
+        return handler
+
+    def on_file_received(self, handler: F) -> F:
+        """Set the handler of file jobs: `handler(id, name, path)`. It must not move or delete the file.
+
+        Otherwise as `on_data_received`.
+        """
+        _check_handler(handler)
+        self._on_file = handler
+        return handler
+
+    def receive(self, *, fifo: bool | None = None) -> int:
+        """Handle the jobs that wait now, each at most once. Returns how many were handled, whatever the verdict.
+
+        Jobs whose delay is over join first, and the jobs of dead consumers become `interrupted`.
+
+        Raises:
+            RuntimeError: There is no handler.
+            OSError: The queue can't be read.
+
+        """
+        data, file = self._handled_kinds()
+        handled = 0
+        with self._logging():
+            waiting = self._core.start_pass(self._order(fifo), data, file)
+        while True:
+            with self._logging():
+                claim = self._core.claim_next(waiting)
+            if claim is None:
+                return handled
+            self._handle(claim)
+            handled += 1
+
+    def receive_one(self, timeout: Duration | None = 0, *, fifo: bool | None = None) -> bool:
+        """Handle one job if there is one, or comes within `timeout`. Returns whether there was one.
+
+        A timeout of 0 returns at once, `None` waits for ever. The wait also ends when another thread calls `close`.
+
+        Raises:
+            RuntimeError: There is no handler.
+            KeyboardInterrupt: Within 100 ms of Ctrl-C in the main thread; no job is taken then.
+
+        """
+        data, file = self._handled_kinds()
+        claim = self._claim(timeout, fifo, data, file)
+        if claim is None:
+            return False
+        self._handle(claim)
+        return True
+
+    def claim(
+        self, timeout: Duration | None = 0, *, fifo: bool | None = None, kind: Literal["data", "file"] | None = None
+    ) -> Job | None:
+        """Take a job without a handler, of any kind or only `"data"` or `"file"`. Otherwise as `receive_one`."""
+        if kind not in (None, "data", "file"):
+            raise ValueError(f"kind must be 'data', 'file' or None, not {kind!r}")
+        claim = self._claim(timeout, fifo, kind != "file", kind != "data")
+        return None if claim is None else Job(claim, self)
+
+    # Looking
+
+    def status(self, id: str) -> Status:
+        """Where a job is, by its id or its entry name (for a file job the faster one).
+
+        `UNKNOWN` if it is nowhere, also for what is no id; only after a second look, since a job may move between
+        looks.
+        """
+        found = self._core.status(id)
+        return Status.UNKNOWN if found is None else Status(found)
+
+    @staticmethod
+    def sent_at(id: str) -> datetime:
+        """When the job with this id was sent, as its sender's clock had it; UTC. `ValueError` for what is no id."""
+        sent = _core.sent_at(id)
+        if sent is None:
+            raise ValueError(f"not a job's id: {id!r}")
+        try:
+            return from_milliseconds(sent)
+        except OverflowError:
+            raise ValueError(f"sent after the year 9999: {id!r}") from None
+
+    def is_scheduled(self, id: str) -> bool:
+        """Whether the job's delay is not over, or nobody looked since."""
+        return self._core.is_in("scheduled", id)
+
+    def is_queued(self, id: str) -> bool:
+        """Whether the job waits."""
+        return self._core.is_in("queued", id)
+
+    def is_processing(self, id: str) -> bool:
+        """Whether somebody has claimed the job."""
+        return self._core.is_in("processing", id)
+
+    def is_success(self, id: str) -> bool:
+        """Whether the job succeeded. `NotKeptError` if this instance does not keep those."""
+        return self._core.is_in(self._kept(KeepPolicy.SUCCESS), id)
+
+    def is_failed(self, id: str) -> bool:
+        """Whether the job failed. `NotKeptError` if this instance does not keep those."""
+        return self._core.is_in(self._kept(KeepPolicy.FAILED), id)
+
+    def is_interrupted(self, id: str) -> bool:
+        """Whether the job's consumer died or gave up. `NotKeptError` if this instance does not keep those."""
+        return self._core.is_in(self._kept(KeepPolicy.INTERRUPTED), id)
+
+    def count_scheduled(self) -> int:
+        """Count the jobs whose delay is not over."""
+        return self._core.count("scheduled")
+
+    def count_queued(self) -> int:
+        """Count the jobs that wait."""
+        return self._core.count("queued")
+
+    def count_processing(self) -> int:
+        """Count the jobs that somebody has claimed."""
+        return self._core.count("processing")
+
+    def count_successful(self) -> int:
+        """Count the jobs that succeeded. `NotKeptError` if this instance does not keep those."""
+        return self._core.count(self._kept(KeepPolicy.SUCCESS))
+
+    def count_failed(self) -> int:
+        """Count the jobs that failed. `NotKeptError` if this instance does not keep those."""
+        return self._core.count(self._kept(KeepPolicy.FAILED))
+
+    def count_interrupted(self) -> int:
+        """Count the jobs whose consumer died or gave up. `NotKeptError` if this instance does not keep those."""
+        return self._core.count(self._kept(KeepPolicy.INTERRUPTED))
+
+    def count_all(self) -> int:
+        """Count the jobs that are scheduled, waiting, claimed, or in a state that this instance keeps."""
+        kept = [_STATE_OF[policy] for policy in KeepPolicy if policy in self._keep_policy]
+        return sum(self._core.count(state) for state in ["scheduled", "queued", "processing", *kept])
+
+    def jobs(self, status: Status) -> Iterator[JobInfo]:
+        """List the jobs that are in a state now, oldest first, whatever the keep policy."""
+        if not isinstance(status, Status):
+            raise TypeError(f"status must be a Status, not {type(status).__name__}")
+        if status is Status.UNKNOWN:
+            raise ValueError("no job can be listed as UNKNOWN")
+        return (_job_info(status, *row) for row in self._core.jobs(status.value))
+
+    # Tidying
+
+    def requeue(self, id: str) -> bool:
+        """Put a failed, interrupted or successful job back into the queue. Returns whether there was one."""
+        return self._core.requeue(id)
+
+    def requeue_all(self, which: KeepPolicy = KeepPolicy.FAILED | KeepPolicy.INTERRUPTED) -> int:
+        """Put all jobs that are in these states now back into the queue. Returns how many there were."""
+        return self._core.requeue_all(int(_keep_policy(which)))
+
+    def cleanup(self, which: KeepPolicy = KeepPolicy.ALL, *, older_than: Duration = 0) -> int:
+        """Delete the jobs that are in these states now and were settled at least `older_than` ago.
+
+        Returns how many there were. The age counts from when the job got its verdict (the file's change time, `ctime`),
+        not from the times that its sender's file had.
+        """
+        return self._core.cleanup(int(_keep_policy(which)), seconds(older_than, "older_than"))
+
+    def close(self) -> None:
+        """End the waits of this instance in other threads and let go of what it holds. Not needed for safety.
+
+        Later calls raise `ValueError`.
+        """
+        self._core.close()
+
+    def __enter__(self) -> Pacchettino:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"Pacchettino({str(self.base_dir)!r}, {self.keep_policy!s}, durable={self.durable}, "
+            f"crash_detection={self.crash_detection!s}, retry_delay={self.retry_delay!r}, fifo={self.fifo})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = (
+            self._core.base,
+            self.keep_policy,
+            self.durable,
+            self.crash_detection,
+            self.retry_delay,
+            self.fifo,
+        )
+        return _reopen, (type(self), settings)
+
+    # The loop
+
+    def _claim(self, timeout: Duration | None, fifo: bool | None, data: bool, file: bool) -> _core.Claim | None:
+        wait = None if timeout is None else seconds(timeout, "timeout")
+        with self._logging():
+            return self._core.claim(wait, self._order(fifo), data, file)
+
+    def _handle(self, claim: _core.Claim) -> None:
+        """Run the handler of a claimed job and settle it by what the handler says."""
+        name = claim.name
+        handler = self._on_data if name is None else self._on_file
+        try:
+            if name is None:
+                assert self._on_data is not None
+                verdict = self._on_data(claim.id, claim.read())
+            else:
+                assert self._on_file is not None
+                verdict = self._on_file(claim.id, name, Path(claim.path))
+        except Exception:
+            logger.exception("job %s failed", claim.id, extra={"job_id": claim.id})
+            verdict = Result.FAILED
+        except BaseException:
+            self._settle(claim, claim.interrupt)
+            raise
+        if verdict is None or verdict is Result.SUCCESS:
+            self._settle(claim, claim.succeed)
+        elif verdict is Result.RETRY:
+            self._settle(claim, lambda: claim.retry(self._retry_seconds))
+        else:
+            if verdict is not Result.FAILED:
+                if inspect.iscoroutine(verdict):
+                    verdict.close()
+                logger.error(
+                    "job %s failed: handler %s returned %r; it must return None or a pacchettino.Result",
+                    claim.id,
+                    getattr(handler, "__qualname__", handler),
+                    verdict,
+                    extra={"job_id": claim.id},
+                )
+            self._settle(claim, claim.fail)
+
+    def _settle(self, claim: _core.Claim, settle: Callable[[], None]) -> None:
+        if not claim.is_ours:
+            logger.warning("job %s is the parent process's: its handler forked, and the child came back", claim.id)
+            return
+        try:
+            with self._logging():
+                settle()
+        except OSError as error:
+            logger.error("job %s could not be settled: %s", claim.id, error, extra={"job_id": claim.id})
+
+    def _handled_kinds(self) -> tuple[bool, bool]:
+        data, file = self._on_data is not None, self._on_file is not None
+        if not data and not file:
+            raise RuntimeError("there is no handler: set one with on_data_received or on_file_received, or use claim()")
+        return data, file
+
+    def _order(self, fifo: bool | None) -> bool:
+        return self._fifo if fifo is None else bool(fifo)
+
+    def _kept(self, state: KeepPolicy) -> str:
+        if state not in self._keep_policy:
+            raise NotKeptError(
+                f"this queue does not keep {_STATE_OF[state]} jobs (keep_policy={self._keep_policy!s}); "
+                "jobs() and cleanup() act on what is there all the same"
+            )
+        return _STATE_OF[state]
+
+    def _logging(self) -> _Logging:
+        return _Logging(self._core)
+
+
+class _Logging:
+    """Logs what the core has to tell when the block ends."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: _core.Queue) -> None:
+        self._core = core
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        for notice in self._core.take_notices():
+            logger.warning("%s", notice)
+
+
+_STATE_OF = {
+    KeepPolicy.SUCCESS: "success",
+    KeepPolicy.FAILED: "failed",
+    KeepPolicy.INTERRUPTED: "interrupted",
+}
+
+_LONGEST_DELAY = 100 * 365.25 * 24 * 3600
+
+
+def _reopen(kind: type[Pacchettino], settings: tuple[Any, ...]) -> Pacchettino:
+    base, keep_policy, durable, crash_detection, retry_delay, fifo = settings
+    return kind(
+        base,
+        keep_policy,
+        durable=durable,
+        crash_detection=crash_detection,
+        retry_delay=retry_delay,
+        fifo=fifo,
+    )
+
+
+def _path(path: str | os.PathLike[str], what: str) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{what} must be str or os.PathLike, not {type(path).__name__}")
+    path = os.fsdecode(path)
+    if "\0" in path:
+        raise ValueError(f"{what} holds a NUL character: {path!r}")
+    return path
+
+
+def _keep_policy(value: KeepPolicy) -> KeepPolicy:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"a KeepPolicy is needed, not {type(value).__name__}")
+    return KeepPolicy(value)
+
+
+def _by_pid(value: CrashDetection) -> bool:
+    if not isinstance(value, CrashDetection):
+        raise TypeError(f"crash_detection must be a CrashDetection, not {type(value).__name__}")
+    return value is CrashDetection.PID
+
+
+def _check_handler(handler: Any) -> None:
+    if not callable(handler):
+        raise TypeError(f"a handler must be callable, not {type(handler).__name__}")
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
+        raise TypeError("an async def can't be a handler: it would return before its work is done")
+
+
+def _job_info(
+    status: Status, id: str, entry: str, name: str | None, path: str, due: int | None, owner: str | None
+) -> JobInfo:
+    return JobInfo(
+        id=id,
+        entry=entry,
+        kind="data" if name is None else "file",
+        name=name,
+        status=status,
+        path=Path(path),
+        sent_at=Pacchettino.sent_at(id),
+        due=None if due is None else from_milliseconds(due),
+        owner=owner,
+    )

@@ -1,0 +1,61 @@
+//! An [`Error`] becomes a Python exception here and nowhere else. Where it has an `errno`, Python picks the subclass of
+//! `OSError` by it.
+
+use std::io;
+use std::path::Path;
+
+use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use crate::error::Error;
+
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        Python::attach(|py| exception(py, &error).unwrap_or_else(|failed| failed))
+    }
+}
+
+fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let text = error.to_string();
+    Ok(match error {
+        Error::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => PyMemoryError::new_err(text),
+        Error::Io { .. } => PyOSError::new_err(arguments(py, error, None)?),
+        Error::NoLocks { .. } => {
+            let hint = "this filesystem refuses file locks; use crash_detection=CrashDetection.PID";
+            PyOSError::new_err(arguments(py, error, Some(hint))?)
+        }
+        Error::Unsettled { .. } => {
+            let hint = "the verdict is kept, and tried again whenever this process looks for jobs";
+            PyOSError::new_err(arguments(py, error, Some(hint))?)
+        }
+        Error::NotRegular { what, kind, path } => {
+            let name = if *kind == io::ErrorKind::IsADirectory { "EISDIR" } else { "EINVAL" };
+            let errno: i32 = py.import("errno")?.getattr(name)?.extract()?;
+            PyOSError::new_err((errno, (*what).to_owned(), path.as_os_str().to_owned()))
+        }
+        Error::Sent { sent, .. } => {
+            let class = py.import("pacchettino._types")?.getattr("SendError")?.cast_into::<PyType>()?;
+            let hint = format!("{} job(s) had been sent before; `sent` names them", sent.len());
+            let failed = class.call1(arguments(py, error, Some(&hint))?)?;
+            failed.setattr("sent", sent.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+            PyErr::from_value(failed)
+        }
+        Error::Name { .. } | Error::TooLate | Error::Closed => PyValueError::new_err(text),
+        Error::Inherited | Error::Stopped => PyRuntimeError::new_err(text),
+    })
+}
+
+type Arguments = (i32, String, Option<std::ffi::OsString>);
+
+/// The arguments that make `OSError` the exception that Python itself would have raised.
+fn arguments(py: Python<'_>, error: &Error, hint: Option<&str>) -> PyResult<Arguments> {
+    let os = py.import("os")?;
+    let errno = match error.errno() {
+        Some(errno) => errno,
+        None => py.import("errno")?.getattr("EIO")?.extract()?,
+    };
+    let reason: String = os.call_method1("strerror", (errno,))?.extract()?;
+    let text = hint.map_or_else(|| reason.clone(), |hint| format!("{reason}; {hint}"));
+    Ok((errno, text, error.path().map(Path::as_os_str).map(ToOwned::to_owned)))
+}

@@ -1,0 +1,141 @@
+//! A claimed job, and jobs as a listing shows them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::queue::due_after;
+use crate::error::Error;
+use crate::policy::Outcome;
+use crate::shared::locked;
+use crate::{Job, queue};
+
+/// A claim, until it gets its verdict. Dropped without one it interrupts the job; in a forked child it is inert.
+#[pyclass(frozen, module = "pacchettino._core")]
+pub(super) struct Claim {
+    job: Job,
+    path: PathBuf,
+    unsettled: Mutex<Option<crate::Claim>>,
+    generation: u64,
+}
+
+impl Claim {
+    pub(super) fn new(claim: crate::Claim) -> Result<Self, Error> {
+        Ok(Self {
+            job: claim.job()?.clone(),
+            path: claim.path()?,
+            unsettled: Mutex::new(Some(claim)),
+            generation: crate::fork::generation(),
+        })
+    }
+
+    /// Runs `f` with the claim if there is no verdict yet. Asks first whether this is the process that made it: in a
+    /// forked child the lock may be held by a thread that the child does not have. To be called without the interpreter,
+    /// which a thread that has the lock may wait for.
+    fn with<T>(&self, f: impl FnOnce(&mut Option<crate::Claim>) -> Result<T, Error>) -> Result<T, Error> {
+        if !self.is_ours() {
+            return Err(Error::Inherited);
+        }
+        f(&mut locked(&self.unsettled))
+    }
+
+    fn settle(&self, py: Python<'_>, outcome: Outcome) -> PyResult<()> {
+        py.detach(|| self.with(|claim| claim.take().map(|claim| claim.settle(outcome)).transpose()))?
+            .ok_or_else(|| PyRuntimeError::new_err("the job has its verdict already: there is one for each claim"))
+    }
+}
+
+#[pymethods]
+impl Claim {
+    #[getter]
+    fn id(&self) -> String {
+        self.job.id().to_string()
+    }
+
+    #[getter]
+    fn entry(&self) -> OsString {
+        self.job.entry()
+    }
+
+    #[getter]
+    fn name(&self) -> Option<OsString> {
+        self.job.name().map(ToOwned::to_owned)
+    }
+
+    #[getter]
+    fn path(&self) -> OsString {
+        self.path.clone().into_os_string()
+    }
+
+    #[getter]
+    fn is_ours(&self) -> bool {
+        self.generation == crate::fork::generation()
+    }
+
+    #[getter]
+    fn is_settled(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.with(|claim| Ok(claim.is_none()))).unwrap_or(false)
+    }
+
+    fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let data = py.detach(|| self.with(|claim| claim.as_ref().map(crate::Claim::read).transpose()))?;
+        let data = data.ok_or_else(|| PyRuntimeError::new_err("the job has its verdict: read its data before that"))?;
+        Ok(PyBytes::new(py, &data))
+    }
+
+    fn succeed(&self, py: Python<'_>) -> PyResult<()> {
+        self.settle(py, Outcome::Success)
+    }
+
+    fn fail(&self, py: Python<'_>) -> PyResult<()> {
+        self.settle(py, Outcome::Failed)
+    }
+
+    fn interrupt(&self, py: Python<'_>) -> PyResult<()> {
+        self.settle(py, Outcome::Interrupted)
+    }
+
+    fn retry(&self, py: Python<'_>, delay: f64) -> PyResult<()> {
+        self.settle(py, Outcome::Retry(due_after(delay)?))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.is_ours()
+            && let Ok(claim) = self.unsettled.get_mut()
+        {
+            // The core would leave the parent's claim alone as well, but not before it looked at it.
+            std::mem::forget(claim.take());
+        }
+    }
+}
+
+/// The jobs of a listing, one by one, as tuples.
+#[pyclass(frozen, module = "pacchettino._core")]
+pub(super) struct Jobs(pub(super) Mutex<queue::Jobs>);
+
+type Row = (String, OsString, Option<OsString>, OsString, Option<u64>, Option<String>);
+
+#[pymethods]
+impl Jobs {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__(&self) -> Option<Row> {
+        let info = locked(&self.0).next()?;
+        Some((
+            info.job.id().to_string(),
+            info.job.entry(),
+            info.job.name().map(ToOwned::to_owned),
+            info.path.into_os_string(),
+            info.due.map(|due| due.0),
+            info.owner.map(|owner| owner.to_string()),
+        ))
+    }
+}

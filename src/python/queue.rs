@@ -1,0 +1,263 @@
+//! The queue: arguments in, results out, the interpreter released in between.
+#![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts arguments into owned values")]
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyMemoryView, PyString};
+
+use super::job::{Claim, Jobs};
+use crate::error::Error;
+use crate::job::{self, Due, JobRef, Kinds};
+use crate::policy::{KeepPolicy, State};
+use crate::shared::locked;
+use crate::{CrashDetection, Order, Transfer, queue};
+
+/// How long a wait goes on before it looks for signals: Ctrl-C ends it within 100 ms.
+const SLICE: Duration = Duration::from_millis(80);
+
+/// A queue in a directory.
+#[pyclass(frozen, module = "pacchettino._core")]
+pub(super) struct Queue(queue::Queue);
+
+#[pymethods]
+impl Queue {
+    #[new]
+    fn new(py: Python<'_>, base: PathBuf, keep: u8, durable: bool, by_pid: bool) -> PyResult<Self> {
+        let keep = keep_policy(keep)?;
+        Ok(Self(py.detach(|| queue::Queue::open(base, keep, durable, detection(by_pid)))?))
+    }
+
+    #[getter]
+    fn base(&self) -> OsString {
+        self.0.base().as_os_str().to_owned()
+    }
+
+    #[getter]
+    fn get_durable(&self) -> bool {
+        self.0.durable()
+    }
+
+    #[setter]
+    fn set_durable(&self, py: Python<'_>, durable: bool) -> PyResult<()> {
+        Ok(py.detach(|| self.0.set_durable(durable))?)
+    }
+
+    #[getter]
+    fn get_by_pid(&self) -> bool {
+        self.0.crash_detection() == CrashDetection::Pid
+    }
+
+    #[setter]
+    fn set_by_pid(&self, by_pid: bool) {
+        self.0.set_crash_detection(detection(by_pid));
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.0.close());
+    }
+
+    fn take_notices(&self) -> Vec<String> {
+        self.0.take_notices().into_iter().map(|notice| notice.text).collect()
+    }
+
+    fn send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, delay: f64) -> PyResult<String> {
+        let data = Payload::new(data, "data")?;
+        let bytes = data.as_bytes();
+        let id = py.detach(|| self.0.send(bytes, Due::after(seconds(delay))?))?;
+        Ok(id.to_string())
+    }
+
+    fn send_many(&self, py: Python<'_>, items: &Bound<'_, PyAny>, delay: f64) -> PyResult<Vec<String>> {
+        let items = items.try_iter()?.map(|item| Payload::new(&item?, "each item")).collect::<PyResult<Vec<_>>>()?;
+        let bytes: Vec<_> = items.iter().map(Payload::as_bytes).collect();
+        let ids = py.detach(|| self.0.send_many(&bytes, Due::after(seconds(delay))?))?;
+        Ok(ids.into_iter().map(|id| id.to_string()).collect())
+    }
+
+    #[pyo3(signature = (path, copy, name, delay))]
+    fn send_file(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        copy: bool,
+        name: Option<OsString>,
+        delay: f64,
+    ) -> PyResult<String> {
+        let transfer = if copy { Transfer::Copy } else { Transfer::Move };
+        let id = interruptible(py, |go_on| {
+            self.0.send_file(&path, name.as_deref(), transfer, Due::after(seconds(delay))?, go_on)
+        })?;
+        Ok(id.to_string())
+    }
+
+    /// `timeout` in seconds; for ever if it is `None`.
+    #[pyo3(signature = (timeout, fifo, data, file))]
+    fn claim(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        fifo: bool,
+        data: bool,
+        file: bool,
+    ) -> PyResult<Option<Claim>> {
+        let timeout = timeout.map(seconds);
+        let claim = interruptible(py, |go_on| {
+            self.0.claim(Kinds { data, file }, order(fifo), timeout, SLICE, go_on)?.map(Claim::new).transpose()
+        })?;
+        Ok(claim)
+    }
+
+    fn start_pass(&self, py: Python<'_>, fifo: bool, data: bool, file: bool) -> PyResult<Pass> {
+        let pass = py.detach(|| self.0.pass(Kinds { data, file }, order(fifo)))?;
+        Ok(Pass(Mutex::new(pass)))
+    }
+
+    fn claim_next(&self, py: Python<'_>, pass: &Pass) -> PyResult<Option<Claim>> {
+        py.check_signals()?;
+        let claim = py.detach(|| self.0.claim_next(&mut locked(&pass.0))?.map(Claim::new).transpose())?;
+        Ok(claim)
+    }
+
+    fn status(&self, py: Python<'_>, job: &Bound<'_, PyString>) -> PyResult<Option<&'static str>> {
+        let Some(job) = job_ref(job) else { return Ok(None) };
+        Ok(py.detach(|| self.0.status(&job))?.map(State::name))
+    }
+
+    fn is_in(&self, py: Python<'_>, state: &str, job: &Bound<'_, PyString>) -> PyResult<bool> {
+        let state = named(state)?;
+        let Some(job) = job_ref(job) else { return Ok(false) };
+        Ok(py.detach(|| self.0.is_in(state, &job))?)
+    }
+
+    fn count(&self, py: Python<'_>, state: &str) -> PyResult<usize> {
+        let state = named(state)?;
+        Ok(py.detach(|| self.0.count(state))?)
+    }
+
+    fn jobs(&self, py: Python<'_>, state: &str) -> PyResult<Jobs> {
+        let state = named(state)?;
+        Ok(Jobs(Mutex::new(py.detach(|| self.0.jobs(state))?)))
+    }
+
+    fn requeue(&self, py: Python<'_>, job: &Bound<'_, PyString>) -> PyResult<bool> {
+        let Some(job) = job_ref(job) else { return Ok(false) };
+        Ok(py.detach(|| self.0.requeue(&job))?)
+    }
+
+    fn requeue_all(&self, py: Python<'_>, which: u8) -> PyResult<usize> {
+        let which = keep_policy(which)?;
+        Ok(py.detach(|| self.0.requeue_all(which))?)
+    }
+
+    fn cleanup(&self, py: Python<'_>, which: u8, older_than: f64) -> PyResult<usize> {
+        let which = keep_policy(which)?;
+        Ok(py.detach(|| self.0.cleanup(which, seconds(older_than)))?)
+    }
+}
+
+/// The jobs that waited at one moment.
+#[pyclass(frozen, module = "pacchettino._core")]
+pub(super) struct Pass(Mutex<queue::Pass>);
+
+/// When the job with this id was sent, in Unix milliseconds; `None` for what is no id.
+#[pyfunction]
+pub(super) fn sent_at(job: &Bound<'_, PyString>) -> Option<u64> {
+    let sent = job::sent_at(job_ref(job)?.id());
+    u64::try_from(sent.as_millis()).ok()
+}
+
+/// Gives up the lock files of this process, at its end.
+#[pyfunction]
+pub(super) fn release_all(py: Python<'_>) {
+    py.detach(crate::release_all);
+}
+
+pub(super) fn due_after(delay: f64) -> Result<Option<Due>, Error> {
+    Due::after(seconds(delay))
+}
+
+/// Runs `f` without the interpreter, and lets Python's signal handlers run whenever `f` asks whether to go on.
+fn interruptible<T: Send>(
+    py: Python<'_>,
+    f: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    py.check_signals()?;
+    let mut raised = None;
+    let mut checked = true;
+    let done = py.detach(|| {
+        f(&mut || {
+            // The first time that was just done.
+            if std::mem::take(&mut checked) {
+                return true;
+            }
+            raised = Python::attach(|py| py.check_signals().err());
+            raised.is_none()
+        })
+    });
+    match raised {
+        Some(raised) => Err(raised),
+        None => Ok(done?),
+    }
+}
+
+/// The bytes of an argument. Only `bytes` and `str` can be borrowed while other threads run: they never change.
+enum Payload<'py> {
+    Text(Bound<'py, PyString>),
+    Bytes(Bound<'py, PyBytes>),
+}
+
+impl<'py> Payload<'py> {
+    fn new(data: &Bound<'py, PyAny>, what: &str) -> PyResult<Self> {
+        if let Ok(bytes) = data.cast::<PyBytes>() {
+            return Ok(Self::Bytes(bytes.clone()));
+        }
+        if let Ok(text) = data.cast::<PyString>() {
+            text.to_str()?; // it can't fail any more after that
+            return Ok(Self::Text(text.clone()));
+        }
+        let Ok(view) = PyMemoryView::from(data) else {
+            let class = data.get_type();
+            let text = format!("{what} must be str or a bytes-like object, not {}", class.name()?);
+            return Err(PyTypeError::new_err(text));
+        };
+        Ok(Self::Bytes(view.call_method0("tobytes")?.cast_into()?))
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes.as_bytes(),
+            Self::Text(text) => text.to_str().unwrap_or_default().as_bytes(),
+        }
+    }
+}
+
+/// Seconds as a duration: none if they are negative, the longest if they are too many.
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+}
+
+fn order(fifo: bool) -> Order {
+    if fifo { Order::Fifo } else { Order::Random }
+}
+
+fn detection(by_pid: bool) -> CrashDetection {
+    if by_pid { CrashDetection::Pid } else { CrashDetection::LockFile }
+}
+
+fn keep_policy(bits: u8) -> PyResult<KeepPolicy> {
+    KeepPolicy::from_bits(bits).ok_or_else(|| PyValueError::new_err(format!("{bits} is no KeepPolicy")))
+}
+
+fn named(state: &str) -> PyResult<State> {
+    let found = State::ALL.into_iter().find(|known| known.name() == state);
+    found.ok_or_else(|| PyValueError::new_err(format!("no job can be listed as {state}")))
+}
+
+fn job_ref(job: &Bound<'_, PyString>) -> Option<JobRef> {
+    JobRef::parse(&job.extract::<OsString>().ok()?)
+}
