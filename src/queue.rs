@@ -236,7 +236,7 @@ impl Queue {
             if !go_on() {
                 return Err(Error::Stopped);
             }
-            let look = self.look(kinds, order);
+            let look = self.healing(|shared| self.look(shared, kinds, order));
             let last = left().is_zero();
             let (shared, pause) = match look {
                 Ok(Look::Claimed(claim)) => return Ok(Some(claim)),
@@ -260,17 +260,16 @@ impl Queue {
     }
 
     /// Looks once for a job.
-    fn look(&self, kinds: Kinds, order: Order) -> Result<Look> {
-        let shared = self.shared()?;
+    fn look(&self, shared: &Arc<Shared>, kinds: Kinds, order: Order) -> Result<Look> {
         let seen = shared.wait.generation();
-        let next_due = self.look_after(&shared)?;
+        let next_due = self.look_after(shared)?;
         let mut listing = Listing::read(&shared.layout(), order)?;
         while let Some(job) = listing.next(kinds, order) {
-            if let Some(claim) = Claim::take(&shared, job, &self.terms())? {
+            if let Some(claim) = Claim::take(shared, job, &self.terms())? {
                 return Ok(Look::Claimed(claim));
             }
         }
-        Ok(Look::Nothing { shared, seen, next_due })
+        Ok(Look::Nothing { shared: Arc::clone(shared), seen, next_due })
     }
 
     fn tell_once(&self, text: String) {
@@ -459,7 +458,10 @@ impl Queue {
     /// Settles what could not be settled before, recovers the jobs of the dead, promotes what is due; tells when the
     /// next job will be.
     fn look_after(&self, shared: &Shared) -> Result<Option<Due>> {
-        shared.settle_again();
+        if !shared.settle_again() && !shared.layout().is_whole() {
+            self.reopen()?;
+            shared.settle_again();
+        }
         recover::recover(shared, self.keep, self.durable())?;
         recover::promote(shared, self.durable())
     }

@@ -134,14 +134,17 @@ impl Shared {
         locked(&self.unsettled).push(unsettled);
     }
 
-    /// Tries once more what could not be settled.
-    pub(crate) fn settle_again(&self) {
+    /// Tries once more what could not be settled, and says whether all of it could be now.
+    pub(crate) fn settle_again(&self) -> bool {
         let waiting = std::mem::take(&mut *locked(&self.unsettled));
+        let mut all = true;
         for mut unsettled in waiting {
             if unsettled.try_again(self).is_err() {
                 self.keep_unsettled(unsettled);
+                all = false;
             }
         }
+        all
     }
 
     /// Something that a person should know of, each time.

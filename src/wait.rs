@@ -32,3 +32,35 @@ impl Wait {
         drop(slept.unwrap_or_else(PoisonError::into_inner));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    const FOR_EVER: Duration = Duration::from_secs(1 << 40);
+
+    #[test]
+    fn what_happens_between_the_look_and_the_sleep_is_not_slept_through() {
+        let wait = Wait::default();
+        let seen = wait.generation();
+        wait.raise();
+        wait.sleep(seen, FOR_EVER);
+    }
+
+    #[test]
+    fn all_who_sleep_are_woken() {
+        let wait = Arc::new(Wait::default());
+        let seen = wait.generation();
+        let sleepers: Vec<_> = (0..4)
+            .map(|_| {
+                let wait = Arc::clone(&wait);
+                std::thread::spawn(move || wait.sleep(seen, FOR_EVER))
+            })
+            .collect();
+        wait.raise();
+        for sleeper in sleepers {
+            sleeper.join().unwrap();
+        }
+    }
+}

@@ -347,3 +347,73 @@ fn visit_entry(name: &[u8], kind: u8, visit: &mut dyn FnMut(Entry<'_>)) {
     };
     visit((OsStr::from_bytes(name), kind));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn names(dir: &Dir, reading: Reading) -> Vec<String> {
+        let mut names = Vec::new();
+        dir.list(reading, |(name, _)| names.push(name.to_string_lossy().into_owned())).unwrap();
+        names
+    }
+
+    #[test]
+    fn a_directory_of_any_size_is_listed_whole() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = Dir::open(home.path()).unwrap();
+        for size in [0, 1, 600, 5000] {
+            for number in names(&dir, Reading::AtOnce).len()..size {
+                std::fs::write(home.path().join(format!("{number:0100}")), "").unwrap();
+            }
+            let mut at_once = names(&dir, Reading::AtOnce);
+            let mut in_pieces = names(&dir, Reading::InPieces);
+            at_once.sort_unstable();
+            in_pieces.sort_unstable();
+            assert_eq!(at_once, in_pieces);
+            assert_eq!(at_once, (0..size).map(|number| format!("{number:0100}")).collect::<Vec<_>>());
+        }
+    }
+
+    /// Rule 12 of the protocol: in pieces, an entry that is renamed meanwhile is seen twice or not at all.
+    #[test]
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn read_at_once_an_entry_that_moves_is_seen_once() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = Dir::open(home.path()).unwrap();
+        for number in 0..2000 {
+            std::fs::write(home.path().join(format!("{number:0100}")), "").unwrap();
+        }
+        std::fs::write(home.path().join("here"), "").unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let (here, there) = (OsStr::new("here"), OsStr::new("there"));
+                while !done.load(Ordering::Relaxed) {
+                    dir.rename(here, &dir, there).unwrap();
+                    dir.rename(there, &dir, here).unwrap();
+                }
+            });
+            let wrong = (0..500)
+                .map(|_| names(&dir, Reading::AtOnce).iter().filter(|name| name.ends_with("here")).count())
+                .filter(|&seen| seen != 1)
+                .count();
+            done.store(true, Ordering::Relaxed);
+            assert_eq!(wrong, 0);
+        });
+    }
+
+    #[test]
+    fn a_rename_replaces_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = Dir::open(home.path()).unwrap();
+        for name in ["one", "two"] {
+            std::fs::write(home.path().join(name), name).unwrap();
+        }
+        let error = dir.rename(OsStr::new("one"), &dir, OsStr::new("two")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(home.path().join("two")).unwrap(), b"two");
+        assert_eq!(std::fs::read(home.path().join("one")).unwrap(), b"one");
+    }
+}

@@ -1,0 +1,523 @@
+//! The rules of the protocol, one by one: a thread is stopped between two of its system calls, something else goes by,
+//! and the thread goes on. Run with `--features failpoints`, which compile the stops in.
+#![cfg(all(feature = "failpoints", unix))]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fail::FailScenario;
+use fs2::FileExt;
+use pacchettino::{Claim, CrashDetection, Error, Job, JobRef, KeepPolicy, Kinds, Order, Outcome, Queue, State};
+
+/// A token of nobody's in these tests, and a PID that no process has (Linux goes no further than 4194304).
+const FOREIGN: &str = "aaaaaaaaaa";
+const DEAD_PID: &str = "4194303";
+
+/// A queue in a directory of its own, and the only test that runs with stops.
+struct World {
+    home: tempfile::TempDir,
+    queue: Arc<Queue>,
+    _alone: FailScenario<'static>,
+}
+
+impl World {
+    fn new() -> Self {
+        let alone = FailScenario::setup();
+        let home = tempfile::tempdir().unwrap();
+        let queue = Arc::new(open(home.path()));
+        Self { home, queue, _alone: alone }
+    }
+
+    fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.home.path().join(path)
+    }
+
+    fn send(&self, data: &str) -> Job {
+        let id = self.queue.send(data.as_bytes(), None).unwrap();
+        Job::parse(OsStr::new(&format!("raw-{id}"))).unwrap()
+    }
+
+    fn names(&self, dir: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(dir)).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// The token under which this process claims.
+    fn token(&self) -> String {
+        self.names("owners").pop().expect("this process has a lock file")
+    }
+
+    /// A claim as another process would have it, with or without the job's file in it.
+    fn lay_claim(&self, job: &Job, owner: &str, data: Option<&str>) -> PathBuf {
+        let dir = self.path("processing").join(format!("{}.{owner}", job.entry().display()));
+        fs::create_dir(&dir).unwrap();
+        if let Some(data) = data {
+            fs::write(dir.join("raw"), data).unwrap();
+        }
+        dir
+    }
+
+    fn status(&self, job: &Job) -> Option<State> {
+        self.queue.status(&JobRef::Entry(job.clone())).unwrap()
+    }
+
+    /// A look that finds nothing to claim, and so only recovers and promotes.
+    fn look(&self) {
+        assert!(claim(&self.queue).is_none());
+    }
+
+    /// Runs `claim` in a thread of that name.
+    fn claim_in_thread(&self, name: &str) -> JoinHandle<Option<Claim>> {
+        let queue = Arc::clone(&self.queue);
+        thread(name, move || claim(&queue))
+    }
+}
+
+fn open(base: &Path) -> Queue {
+    Queue::open(base, KeepPolicy::ALL, false, CrashDetection::LockFile).unwrap()
+}
+
+fn claim(queue: &Queue) -> Option<Claim> {
+    queue.claim(Kinds::ANY, Order::Fifo, Some(Duration::ZERO), Duration::MAX, || true).unwrap()
+}
+
+fn thread<T: Send + 'static>(name: &str, f: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    std::thread::Builder::new().name(name.into()).spawn(f).unwrap()
+}
+
+/// A place where one thread stops, the first time that it comes by.
+struct Stop {
+    reached: Receiver<()>,
+    go: Sender<()>,
+}
+
+impl Stop {
+    fn at(place: &str, thread: &'static str) -> Self {
+        let (tell, reached) = channel();
+        let (go, wait) = channel();
+        let once = Mutex::new(Some((tell, wait)));
+        fail::cfg_callback(place, move || {
+            if std::thread::current().name() == Some(thread)
+                && let Some((tell, wait)) = once.lock().unwrap().take()
+            {
+                tell.send(()).unwrap();
+                wait.recv().unwrap();
+            }
+        })
+        .unwrap();
+        Self { reached, go }
+    }
+
+    fn reached(&self) {
+        self.reached.recv_timeout(Duration::from_secs(60)).expect("the thread never came by");
+    }
+
+    /// That the thread is held up somewhere before this place.
+    fn is_not_reached(&self) {
+        assert_eq!(self.reached.recv_timeout(Duration::from_millis(300)), Err(RecvTimeoutError::Timeout));
+    }
+
+    fn go(&self) {
+        self.go.send(()).unwrap();
+    }
+}
+
+#[test]
+fn rule_1_a_directory_claims_nothing_only_the_rename_does() {
+    let world = World::new();
+    let job = world.send("work");
+    let stop = Stop::at("claim: opened", "slow");
+    let slow = world.claim_in_thread("slow");
+    stop.reached();
+    assert_eq!(world.names("processing").len(), 1);
+    assert_eq!(world.status(&job), Some(State::Queued));
+
+    // Another process is faster.
+    let theirs = world.lay_claim(&job, FOREIGN, None);
+    fs::rename(world.path("queued").join(job.entry()), theirs.join("raw")).unwrap();
+    stop.go();
+
+    assert!(slow.join().unwrap().is_none());
+    assert_eq!(world.names("processing"), [theirs.file_name().unwrap().to_str().unwrap()]);
+}
+
+#[test]
+fn rule_2_a_thread_skips_the_job_that_another_thread_is_claiming() {
+    for place in ["claim: entered", "claim: made", "claim: opened", "claim: taken"] {
+        let world = World::new();
+        world.send("work");
+        let link = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(world.home.path(), link.path().join("queue")).unwrap();
+        let same_queue = open(&link.path().join("queue"));
+
+        let stop = Stop::at(place, "first");
+        let first = world.claim_in_thread("first");
+        stop.reached();
+        assert!(claim(&same_queue).is_none(), "{place}: it was claimed twice, or recovered");
+        stop.go();
+
+        let claim = first.join().unwrap().expect("the claim was disturbed");
+        assert_eq!(claim.read().unwrap(), b"work");
+        claim.settle(Outcome::Success).unwrap();
+        assert_eq!((world.names("success").len(), world.names("processing").len()), (1, 0));
+    }
+}
+
+#[test]
+fn rule_2_a_job_leaves_the_table_after_its_directory_is_gone() {
+    let world = World::new();
+    world.send("work");
+    let held = claim(&world.queue).unwrap();
+    let stop = Stop::at("settle: flushed", "settler");
+    let settler = thread("settler", move || held.settle(Outcome::Retry(None)));
+    stop.reached();
+    // The job is back in the queue, its old directory is still there: it is not to be claimed into that.
+    assert_eq!((world.names("queued").len(), world.names("processing").len()), (1, 1));
+    assert!(claim(&world.queue).is_none());
+    stop.go();
+    settler.join().unwrap().unwrap();
+    assert!(claim(&world.queue).is_some());
+}
+
+#[test]
+fn rule_3_a_leftover_of_the_own_name_is_judged_and_moved_in_one_step() {
+    let world = World::new();
+    let job = world.send("leftover");
+    let entry = world.path("queued").join(job.entry());
+    fs::remove_file(&entry).unwrap();
+    world.lay_claim(&job, &world.token(), Some("leftover"));
+
+    let judged = Stop::at("recover: looked", "recoverer");
+    let entered = Stop::at("claim: entered", "claimer");
+    let recoverer = world.claim_in_thread("recoverer");
+    judged.reached();
+    // Meanwhile a thread would claim that very job.
+    fs::write(&entry, "again").unwrap();
+    let claimer = world.claim_in_thread("claimer");
+    entered.is_not_reached();
+    judged.go();
+    let recovered = recoverer.join().unwrap();
+    entered.go();
+    let claimed = claimer.join().unwrap();
+
+    assert_eq!(fs::read(world.path("interrupted").join(job.entry())).unwrap(), b"leftover");
+    let again = recovered.or(claimed).expect("one of the two claims the job");
+    assert_eq!(again.read().unwrap(), b"again");
+}
+
+#[test]
+fn rule_4_a_directory_that_is_there_is_not_adopted() {
+    let world = World::new();
+    let job = world.send("work");
+    let stop = Stop::at("claim: entered", "claimer");
+    let claimer = world.claim_in_thread("claimer");
+    stop.reached();
+    let leftover = world.lay_claim(&job, &world.token(), None);
+    stop.go();
+    assert!(claimer.join().unwrap().is_none());
+    assert!(leftover.exists());
+    assert_eq!(world.status(&job), Some(State::Queued));
+    // Recovery removes it, and the way is free.
+    assert_eq!(claim(&world.queue).unwrap().read().unwrap(), b"work");
+}
+
+#[test]
+fn rule_4_a_job_is_reached_through_the_directory_that_was_made_for_it() {
+    for place in ["claim: opened", "claim: taken", "claim: confirmed"] {
+        let world = World::new();
+        let job = world.send("mine");
+        let stop = Stop::at(place, "claimer");
+        let claimer = world.claim_in_thread("claimer");
+        stop.reached();
+        // Its name becomes somebody else's, who has a file there.
+        let name = world.path("processing").join(&world.names("processing")[0]);
+        fs::rename(&name, world.path("processing/elsewhere")).unwrap();
+        fs::create_dir(&name).unwrap();
+        fs::write(name.join("raw"), "theirs").unwrap();
+        stop.go();
+        let claim = claimer.join().unwrap().unwrap();
+        assert_eq!(claim.read().unwrap(), b"mine");
+        claim.settle(Outcome::Success).unwrap();
+        assert_eq!(fs::read(world.path("success").join(job.entry())).unwrap(), b"mine");
+        assert_eq!(fs::read(name.join("raw")).unwrap(), b"theirs");
+    }
+}
+
+#[test]
+fn rule_5_no_move_replaces_a_file() {
+    let world = World::new();
+    let check = |from: PathBuf, to: PathBuf| {
+        assert_eq!(fs::read(from).unwrap(), b"mine");
+        assert_eq!(fs::read(&to).unwrap(), b"theirs");
+        fs::remove_file(to).unwrap();
+    };
+
+    // Settle: the claim is kept, and the verdict is tried again.
+    let job = world.send("mine");
+    let held = claim(&world.queue).unwrap();
+    let file = held.path().unwrap();
+    let there = world.path("success").join(job.entry());
+    fs::write(&there, "theirs").unwrap();
+    assert!(matches!(held.settle(Outcome::Success), Err(Error::Unsettled { .. })));
+    check(file, there);
+    world.look();
+    assert_eq!(world.status(&job), Some(State::Success));
+
+    // Requeue.
+    let there = world.path("queued").join(job.entry());
+    fs::write(&there, "theirs").unwrap();
+    assert!(world.queue.requeue(&JobRef::Entry(job.clone())).is_err());
+    check(world.path("success").join(job.entry()), there);
+
+    // Recover.
+    let there = world.path("interrupted").join(job.entry());
+    let file = world.lay_claim(&job, DEAD_PID, Some("mine")).join("raw");
+    fs::write(&there, "theirs").unwrap();
+    world.look();
+    check(file, there);
+    world.look();
+    assert_eq!(fs::read(world.path("interrupted").join(job.entry())).unwrap(), b"mine");
+
+    // Promote.
+    let due = world.path("scheduled").join(format!("0000000000001-{}", job.entry().display()));
+    fs::write(&due, "mine").unwrap();
+    let there = world.path("queued").join(job.entry());
+    fs::write(&there, "theirs").unwrap();
+    let first = claim(&world.queue).unwrap();
+    assert_eq!(first.read().unwrap(), b"theirs");
+    drop(first); // interrupted: there is one of that name already
+    assert_eq!(fs::read(world.path("interrupted").join(job.entry())).unwrap(), b"mine");
+}
+
+#[test]
+fn rule_6_a_directory_with_something_in_it_is_not_removed() {
+    let world = World::new();
+    let job = world.send("work");
+    let held = claim(&world.queue).unwrap();
+    let beside = held.path().unwrap().with_file_name("beside");
+    fs::write(&beside, "bytes").unwrap();
+    held.settle(Outcome::Success).unwrap();
+    assert_eq!(world.status(&job), Some(State::Success));
+    world.look();
+    assert_eq!(fs::read(&beside).unwrap(), b"bytes");
+
+    let orphan = world.lay_claim(&world_job(1), DEAD_PID, Some("work"));
+    fs::write(orphan.join("beside"), "bytes").unwrap();
+    world.look();
+    assert_eq!(fs::read(orphan.join("beside")).unwrap(), b"bytes");
+    assert_eq!(world.status(&world_job(1)), Some(State::Interrupted));
+}
+
+#[test]
+fn rule_6_a_live_owners_directory_stays_even_when_it_is_empty() {
+    let world = World::new();
+    let lock = fs::File::create(world.path("owners").join(FOREIGN)).unwrap();
+    lock.try_lock_exclusive().unwrap();
+    let empty = world.lay_claim(&world_job(1), FOREIGN, None);
+    world.look();
+    assert!(empty.exists());
+    drop(lock);
+    world.look();
+    assert!(!empty.exists());
+    assert!(!world.path("owners").join(FOREIGN).exists());
+}
+
+#[test]
+fn rule_7_a_claim_made_after_the_judgement_is_not_touched() {
+    let world = World::new();
+    let job = world_job(1);
+    let name = world.lay_claim(&job, DEAD_PID, Some("old"));
+    let stop = Stop::at("recover: judged", "recoverer");
+    let recoverer = world.claim_in_thread("recoverer");
+    stop.reached();
+    // Another recovery was faster, the job was requeued, and the PID was born again and claimed it.
+    fs::rename(name.join("raw"), world.path("interrupted").join(job.entry())).unwrap();
+    fs::remove_dir(&name).unwrap();
+    let name = world.lay_claim(&job, DEAD_PID, Some("new"));
+    let live = fs::metadata(&name).unwrap().ino();
+    stop.go();
+    assert!(recoverer.join().unwrap().is_none());
+    assert_eq!(fs::read(name.join("raw")).unwrap(), b"new");
+    assert_eq!(fs::metadata(&name).unwrap().ino(), live);
+}
+
+#[test]
+fn rule_7_the_file_is_moved_through_the_handle() {
+    let world = World::new();
+    let job = world_job(1);
+    let name = world.lay_claim(&job, DEAD_PID, Some("old"));
+    let stop = Stop::at("recover: looked", "recoverer");
+    let recoverer = world.claim_in_thread("recoverer");
+    stop.reached();
+    fs::rename(&name, world.path("processing/elsewhere")).unwrap();
+    let name = world.lay_claim(&job, DEAD_PID, Some("new"));
+    stop.go();
+    assert!(recoverer.join().unwrap().is_none());
+    assert_eq!(fs::read(world.path("interrupted").join(job.entry())).unwrap(), b"old");
+    assert_eq!(fs::read(name.join("raw")).unwrap(), b"new");
+}
+
+#[test]
+fn rule_7_two_recoveries_move_an_orphan_once() {
+    for place in ["recover: opened", "recover: judged", "recover: looked", "recover: moved"] {
+        let world = World::new();
+        let job = world_job(1);
+        world.lay_claim(&job, FOREIGN, Some("work"));
+        let stop = Stop::at(place, "slow");
+        let slow = world.claim_in_thread("slow");
+        stop.reached();
+        world.look();
+        stop.go();
+        assert!(slow.join().unwrap().is_none());
+        assert_eq!(fs::read(world.path("interrupted").join(job.entry())).unwrap(), b"work", "{place}");
+        assert_eq!(world.names("processing").len(), 0, "{place}");
+    }
+}
+
+#[test]
+fn rule_8_a_token_does_not_come_back() {
+    let mut seen = std::collections::HashSet::new();
+    let world = World::new();
+    for _ in 0..100 {
+        let queue = open(world.home.path());
+        world.queue.close();
+        queue.send(b"", None).unwrap();
+        assert!(seen.insert(world.token()));
+        queue.close();
+        drop(queue);
+        assert_eq!(world.names("owners"), [""; 0], "the lock file goes with its last user");
+    }
+}
+
+#[test]
+fn rule_8_a_lock_file_is_never_seen_unlocked() {
+    let world = World::new();
+    for place in ["owner: made", "owner: locked"] {
+        let stop = Stop::at(place, "opener");
+        let queue = Arc::clone(&world.queue);
+        let opener = thread("opener", move || queue.send(b"work", None));
+        stop.reached();
+        assert_eq!(world.names("owners"), [""; 0]);
+        stop.go();
+        opener.join().unwrap().unwrap();
+        let lock = fs::File::open(world.path("owners").join(world.token())).unwrap();
+        assert!(lock.try_lock_exclusive().is_err(), "the owner has the lock");
+        fs::remove_file(world.path("owners").join(world.token())).unwrap();
+    }
+}
+
+#[test]
+fn rule_9_a_lock_file_that_was_deleted_is_not_claimed_under() {
+    let world = World::new();
+    world.send("work");
+    let deleted = world.token();
+    fs::remove_file(world.path("owners").join(&deleted)).unwrap();
+    let held = claim(&world.queue).unwrap();
+    assert_ne!(world.token(), deleted);
+    assert!(held.path().unwrap().parent().unwrap().to_str().unwrap().ends_with(&world.token()));
+}
+
+#[test]
+fn rule_9_without_the_directory_of_lock_files_nobody_is_dead() {
+    let world = World::new();
+    let theirs = world.lay_claim(&world_job(1), FOREIGN, Some("work"));
+    let stop = Stop::at("recover: opened", "recoverer");
+    let recoverer = world.claim_in_thread("recoverer");
+    stop.reached();
+    fs::remove_dir_all(world.path("owners")).unwrap();
+    stop.go();
+    recoverer.join().unwrap();
+    assert!(theirs.join("raw").exists());
+    // With the directory a missing lock file tells.
+    fs::create_dir(world.path("owners")).unwrap();
+    drop(claim(&open(world.home.path())));
+    assert_eq!(world.status(&world_job(1)), Some(State::Interrupted));
+}
+
+#[test]
+fn rule_10_a_settle_that_fails_keeps_the_claim_and_the_verdict() {
+    let world = World::new();
+    let job = world.send("work");
+    let held = claim(&world.queue).unwrap();
+    let file = held.path().unwrap();
+    fs::remove_dir(world.path("failed")).unwrap();
+    assert!(matches!(held.settle(Outcome::Failed), Err(Error::Unsettled { .. })));
+    assert_eq!(fs::read(&file).unwrap(), b"work");
+    assert_eq!(world.status(&job), Some(State::Processing));
+
+    // It is neither recovered nor reused while others work.
+    world.send("other");
+    let other = claim(&world.queue).unwrap();
+    assert_eq!(other.read().unwrap(), b"other");
+    other.settle(Outcome::Success).unwrap();
+
+    world.look();
+    assert_eq!(world.status(&job), Some(State::Failed));
+    assert_eq!(world.names("processing"), [""; 0]);
+}
+
+#[test]
+fn rule_11_each_claim_has_a_directory_of_its_own() {
+    let world = World::new();
+    let made = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&made);
+    fail::cfg_callback("claim: made", move || *count.lock().unwrap() += 1).unwrap();
+    for number in 1..=20 {
+        world.send("work");
+        let held = claim(&world.queue).unwrap();
+        assert_eq!(*made.lock().unwrap(), number);
+        held.settle(Outcome::Success).unwrap();
+        assert_eq!(world.names("processing"), [""; 0], "who has no job shows none");
+    }
+}
+
+#[test]
+fn rule_12_a_claim_counts_only_with_its_file() {
+    let world = World::new();
+    let job = world.send("work");
+    let stop = Stop::at("claim: opened", "claimer");
+    let claimer = world.claim_in_thread("claimer");
+    stop.reached();
+    assert_eq!(world.queue.count(State::Processing).unwrap(), 0);
+    assert_eq!(world.queue.jobs(State::Processing).unwrap().count(), 0);
+    assert_eq!(world.status(&job), Some(State::Queued));
+    stop.go();
+    let held = claimer.join().unwrap();
+    assert_eq!(world.queue.count(State::Processing).unwrap(), 1);
+    assert_eq!(world.status(&job), Some(State::Processing));
+    drop(held);
+}
+
+#[test]
+fn rule_12_a_job_that_moves_between_two_looks_is_not_unknown() {
+    let world = World::new();
+    let job = world.send("work");
+    let [queued, failed] = ["queued", "failed"].map(|state| world.path(state).join(job.entry()));
+    fs::rename(&queued, &failed).unwrap();
+    // Twice it is where it was looked for just before: in queued/ when the turn is failed/'s, and back.
+    let looks = Mutex::new(0);
+    fail::cfg_callback("status: looks", move || {
+        let mut look = looks.lock().unwrap();
+        *look += 1;
+        match *look {
+            4 | 10 => fs::rename(&failed, &queued).unwrap(),
+            7 => fs::rename(&queued, &failed).unwrap(),
+            _ => {}
+        }
+    })
+    .unwrap();
+    assert_eq!(world.status(&job), Some(State::Queued));
+}
+
+/// A job that nobody sent.
+fn world_job(number: u8) -> Job {
+    Job::parse(OsStr::new(&format!("raw-01a227f2-b0d6-7000-826e-93b281bc7b{number:02x}"))).unwrap()
+}
