@@ -7,7 +7,6 @@ use crate::error::{At, Result};
 use crate::job::{self, Job, Kinds};
 use crate::layout::Layout;
 use crate::policy::State;
-use crate::recover::is_file;
 use crate::sys::Reading;
 
 /// In which order jobs are taken.
@@ -33,7 +32,7 @@ impl Listing {
         let mut listing = Self::default();
         queued
             .list(Reading::InPieces, |(name, kind)| {
-                let Some(job) = Job::parse(name).filter(|_| is_file(queued, name, kind)) else { return };
+                let Some(job) = Job::parse(name).filter(|_| queued.is_file(name, kind)) else { return };
                 if job.name().is_some() { listing.files.push(job) } else { listing.data.push(job.id()) }
             })
             .at(|| queued.path().into())?;

@@ -4,7 +4,6 @@ use crate::error::{At, Result};
 use crate::job::{self, Due, Job, JobRef, OwnerName};
 use crate::layout::Layout;
 use crate::policy::{KeepPolicy, State};
-use crate::recover::is_file;
 use crate::sys::{FileKind, Reading};
 
 /// Looks for a job whose entry name is known. Only `scheduled/` and `processing/` must be listed for that.
@@ -53,13 +52,13 @@ pub(crate) fn visit_jobs(
             claims.extend(claim.map(|(job, owner)| (name.to_owned(), job, owner)));
         }
         State::Scheduled => {
-            let scheduled = job::parse_scheduled(name).filter(|(_, job)| filter(job) && is_file(dir, name, kind));
+            let scheduled = job::parse_scheduled(name).filter(|(_, job)| filter(job) && dir.is_file(name, kind));
             if let Some((due, job)) = scheduled {
                 visit(job, Some(due), None);
             }
         }
         _ => {
-            if let Some(job) = Job::parse(name).filter(|job| filter(job) && is_file(dir, name, kind)) {
+            if let Some(job) = Job::parse(name).filter(|job| filter(job) && dir.is_file(name, kind)) {
                 visit(job, None, None);
             }
         }
@@ -68,7 +67,7 @@ pub(crate) fn visit_jobs(
     for (name, job, owner) in claims {
         // A claim counts only with its file in it. One that is settled meanwhile is none.
         if let Ok(claim) = dir.open_dir(&name)
-            && is_file(&claim, job.claimed_name(), None)
+            && claim.is_file(job.claimed_name(), None)
         {
             visit(job, None, Some(owner));
         }

@@ -1,6 +1,6 @@
 //! What time does to jobs: claims of the dead become `interrupted`, jobs whose delay is over become `queued`.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
@@ -148,7 +148,7 @@ pub(crate) fn promote(shared: &Shared, durable: bool) -> Result<Option<Due>> {
     let mut next: Option<Due> = None;
     scheduled
         .list(Reading::InPieces, |(name, kind)| {
-            let Some((due, job)) = job::parse_scheduled(name).filter(|_| is_file(scheduled, name, kind)) else {
+            let Some((due, job)) = job::parse_scheduled(name).filter(|_| scheduled.is_file(name, kind)) else {
                 return;
             };
             if due.remaining().is_zero() {
@@ -181,9 +181,4 @@ pub(crate) fn promote(shared: &Shared, durable: bool) -> Result<Option<Due>> {
 fn already_there(path: &Path, state: State) -> Notice {
     let (path, state) = (path.display(), state.name());
     Notice::new(format!("{path}: can't be moved to {state}/, where a file of that job is already; both are kept"))
-}
-
-/// Whether an entry is a regular file, asking the file itself where the listing does not tell.
-pub(crate) fn is_file(dir: &Dir, name: &OsStr, kind: Option<FileKind>) -> bool {
-    kind.or_else(|| dir.stat(name).ok().map(|stat| stat.kind)) == Some(FileKind::Regular)
 }

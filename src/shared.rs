@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use arc_swap::ArcSwap;
 use uuid::Uuid;
@@ -21,7 +21,7 @@ use crate::notice::Notice;
 use crate::owner::{CrashDetection, LockFile, Owner};
 use crate::policy::State;
 use crate::sys::{self, Identity};
-use crate::wait::Wait;
+use crate::wait::{Wait, locked};
 
 /// The queues that this process has open, by the identity of `processing/`: a path through a symlink is the same queue.
 static OPEN: PerProcess<Mutex<HashMap<Identity, Weak<Shared>>>> = PerProcess::new(Mutex::default);
@@ -201,9 +201,4 @@ pub fn release_all() {
         shared.settle_again();
         shared.release();
     }
-}
-
-/// Locks, also after a panic elsewhere: what these locks protect is whole between any two statements.
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,10 +3,8 @@
 //! Who waits notes the generation, looks for a job, and sleeps only if the generation has not moved since: so nothing
 //! that happens in between is slept through. Whatever may mean work for somebody raises the generation.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-use crate::shared::locked;
 
 #[derive(Default)]
 pub(crate) struct Wait {
@@ -31,6 +29,11 @@ impl Wait {
         let slept = self.moved.wait_timeout_while(generation, longest, |generation| *generation == seen);
         drop(slept.unwrap_or_else(PoisonError::into_inner));
     }
+}
+
+/// Locks, also after a panic elsewhere: what these locks protect is whole between any two statements.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The rules of the protocol, one by one: a thread is stopped between two of its system calls, something else goes by,
 //! and the thread goes on. Run with `--features failpoints`, which compile the stops in.
 #![cfg(all(feature = "failpoints", unix))]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may end that way")]
 
 use std::ffi::OsStr;
 use std::fs;
@@ -204,12 +205,12 @@ fn rule_3_a_leftover_of_the_own_name_is_judged_and_moved_in_one_step() {
     let claimer = world.claim_in_thread("claimer");
     entered.is_not_reached();
     judged.go();
-    let recovered = recoverer.join().unwrap();
+    let first = recoverer.join().unwrap();
     entered.go();
-    let claimed = claimer.join().unwrap();
+    let second = claimer.join().unwrap();
 
     assert_eq!(fs::read(world.path("interrupted").join(job.entry())).unwrap(), b"leftover");
-    let again = recovered.or(claimed).expect("one of the two claims the job");
+    let again = first.or(second).expect("one of the two claims the job");
     assert_eq!(again.read().unwrap(), b"again");
 }
 

@@ -11,7 +11,7 @@ use pyo3::types::PyBytes;
 use super::queue::due_after;
 use crate::error::Error;
 use crate::policy::Outcome;
-use crate::shared::locked;
+use crate::wait::locked;
 use crate::{Job, queue};
 
 /// A claim, until it gets its verdict. Dropped without one it interrupts the job; in a forked child it is inert.

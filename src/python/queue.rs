@@ -14,7 +14,7 @@ use super::job::{Claim, Jobs};
 use crate::error::Error;
 use crate::job::{self, Due, JobRef, Kinds};
 use crate::policy::{KeepPolicy, State};
-use crate::shared::locked;
+use crate::wait::locked;
 use crate::{CrashDetection, Order, Transfer, queue};
 
 /// How long a wait goes on before it looks for signals: Ctrl-C ends it within 100 ms.

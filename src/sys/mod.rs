@@ -48,3 +48,10 @@ pub(crate) enum Reading {
 
 /// An entry of a listing: its name, and its kind where the directory tells.
 pub(crate) type Entry<'a> = (&'a OsStr, Option<FileKind>);
+
+impl Dir {
+    /// Whether an entry is a regular file, asking the file itself where the listing does not tell.
+    pub(crate) fn is_file(&self, name: &OsStr, kind: Option<FileKind>) -> bool {
+        kind.or_else(|| self.stat(name).ok().map(|stat| stat.kind)) == Some(FileKind::Regular)
+    }
+}

@@ -1,0 +1,35 @@
+"""The shape of the code, as ARCHITECTURE.md tells it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+
+# Who may use whom although it comes later, and why ARCHITECTURE.md says so.
+EXCEPTIONS = {("error", "job"), ("shared", "claim")}
+
+
+def order() -> list[str]:
+    rows = re.findall(r"^\| `(\w+)(?:\.rs|/)` \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    return list(dict.fromkeys(rows))
+
+
+def modules() -> list[str]:
+    return sorted(path.stem for path in SOURCE.iterdir() if path.stem != "lib")
+
+
+def test_each_module_stands_in_the_table_of_files() -> None:
+    assert sorted(order()) == modules()
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_imports_only_from_those_above_it(module: str) -> None:
+    files = (SOURCE / module).rglob("*.rs") if (SOURCE / module).is_dir() else [SOURCE / f"{module}.rs"]
+    used = {name for file in files for name in re.findall(r"\bcrate::(\w+)::", file.read_text())}
+    place = order().index(module)
+    above = set(order()[: place + 1])
+    later = {(module, name) for name in used & set(order()) if name not in above}
+    assert later <= EXCEPTIONS
