@@ -1,13 +1,14 @@
 # make demo     see work go through the queue, a worker die, and its job come back
 # make test     everything that the tests need, then the tests, Rust and Python
 # make lint     what must be clean
+# make check-windows   whether src/sys/windows.rs type-checks
 # make bench    what a job costs beside the bare system calls
 PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin
 SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
-.PHONY: demo test test-rust test-python lint bench clean
+.PHONY: demo test test-rust test-python lint check-windows bench clean
 
 demo: $(VENV)/built
 	$(RUN)/python examples/demo.py
@@ -29,6 +30,11 @@ lint: $(VENV)/built
 	$(RUN)/ruff check .
 	$(RUN)/mypy python examples
 	$(RUN)/python -m mypy.stubtest pacchettino
+
+# Needs Debian's packages, for a standard library that the toolchain does not have; built once, then cached.
+check-windows:
+	sysroot=$$(bash tools/cross-std.sh x86_64-pc-windows-gnu) && \
+	PATH="$$sysroot/bin:$$PATH" cargo clippy --locked --target x86_64-pc-windows-gnu -- -D warnings
 
 bench: $(VENV)/built
 	cargo bench --locked

@@ -28,7 +28,7 @@ use crate::notice::Notice;
 use crate::owner::{CrashDetection, Owner};
 use crate::policy::{KeepPolicy, Outcome, State};
 use crate::shared::Shared;
-use crate::sys::{Dir, FileKind};
+use crate::sys::{self, Dir, FileKind};
 
 /// How a claim is made and settled.
 pub(crate) struct Terms<'a> {
@@ -225,6 +225,7 @@ fn move_in(layout: &Layout, job: &Job, name: &OsString) -> Result<Attempt> {
         Err(error) if error.kind() == io::ErrorKind::NotFound && queued.is_linked().unwrap_or(true) => {
             Ok(Attempt::Lost)
         }
+        Err(error) if sys::is_busy(&error) => Ok(Attempt::Blocked),
         taken => taken.at(|| queued.path().join(job.entry())).map(Attempt::Won),
     }
 }

@@ -319,6 +319,7 @@ pub(crate) fn new_id() -> io::Result<Uuid> {
 /// went on with one state would make one id.
 pub(crate) fn with_random<T>(f: impl FnOnce(&mut fastrand::Rng) -> T) -> io::Result<T> {
     thread_local! {
+        #[allow(clippy::missing_const_for_thread_local, reason = "it is const; on Windows clippy does not see it")]
         static RANDOM: RefCell<Option<(u64, fastrand::Rng)>> = const { RefCell::new(None) };
     }
     let generation = fork::generation();

@@ -85,7 +85,7 @@ impl Drop for LockFile {
     fn drop(&mut self) {
         if self.file.is_ours() {
             // Before the lock is freed. If it can't be removed, it is one more lock file of a dead owner.
-            _ = self.layout.owners.remove_file(self.token.as_os_str());
+            _ = sys::remove_open(self.file.file(), &self.layout.owners, self.token.as_os_str());
         }
     }
 }
@@ -109,7 +109,7 @@ fn lock_new(layout: &Layout, token: Token) -> Result<Option<Private>> {
             Err(source) => Err(Error::NoLocks { source, path: path() }),
         };
         if let Err(error) = named {
-            _ = layout.tmp.remove_file(&unborn);
+            _ = sys::remove_open(&file, &layout.tmp, &unborn);
             // A consumer that found it before it was locked takes it for a dead owner's.
             taken_away = error.is_not_found()
                 && [&layout.tmp, &layout.owners].iter().all(|dir| dir.is_linked().unwrap_or(false));
@@ -130,10 +130,10 @@ pub(crate) fn is_alive(owner: OwnerName, layout: &Layout) -> bool {
         OwnerName::Token(token) => token,
     };
     match sys::take_lock(&layout.owners, token.as_os_str()) {
-        Ok(Some(_lock)) => {
+        Ok(Some(lock)) => {
             step!("owner: judged dead");
             // While the lock is held. Its claims are those of a dead owner without the file as well.
-            _ = layout.owners.remove_file(token.as_os_str());
+            _ = sys::remove_open(&lock, &layout.owners, token.as_os_str());
             false
         }
         // Without `owners/` itself a missing file says nothing.

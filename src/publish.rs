@@ -114,7 +114,7 @@ impl Publisher<'_> {
             "only a regular file can be moved into the queue",
         )?;
         if self.durable {
-            sys::open_source(path).and_then(|file| file.sync_all()).at(|| path.into())?;
+            sys::sync_source(path).at(|| path.into())?;
         }
         let (target, entry) = self.target(job);
         match target.take(path, &entry) {
@@ -152,8 +152,9 @@ impl Publisher<'_> {
         let tmp = &self.layout.tmp;
         let name = job::temporary(id, self.owner.token());
         let path = || tmp.path().join(&name);
-        let mut file = tmp.create_file(&name).at(path)?;
+        let file = tmp.create_file(&name).at(path)?;
         let draft = Draft { tmp, id, name: name.clone(), published: false };
+        let mut file = file; // closed before the draft is dropped: Windows deletes no file that is open
         step!("publish: created");
         write(&mut file).at(path)?;
         step!("publish: written");

@@ -11,7 +11,7 @@ use crate::notice::Notice;
 use crate::owner;
 use crate::policy::{KeepPolicy, State};
 use crate::shared::Shared;
-use crate::sys::{Dir, FileKind, Reading};
+use crate::sys::{self, Dir, FileKind, Reading};
 
 /// Moves the jobs of dead consumers to `interrupted/`, or deletes them where the policy does not keep those.
 pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Result<()> {
@@ -126,7 +126,7 @@ impl Recovery<'_> {
                 self.shared.tell(Notice::new(format!("job {id} was interrupted: its consumer ({owner}) died; {fate}")));
                 Ok(true)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::NotFound || sys::is_busy(&error) => Ok(false),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.shared.tell_once(already_there(&path(), State::Interrupted));
                 Ok(false)
@@ -164,7 +164,7 @@ pub(crate) fn promote(shared: &Shared, durable: bool) -> Result<Option<Due>> {
         step!("promote: listed");
         match scheduled.rename(&name, queued, &job.entry()) {
             Ok(()) => moved = true,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound || sys::is_busy(&error) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let path = scheduled.path().join(&name);
                 shared.tell_once(already_there(&path, State::Queued));

@@ -137,6 +137,11 @@ pub(crate) fn open_source(path: &Path) -> io::Result<File> {
     Ok(openat(AT_FDCWD, path, flags, Mode::empty())?.into())
 }
 
+/// Flushes a file of somebody else's to the disk.
+pub(crate) fn sync_source(path: &Path) -> io::Result<()> {
+    open_source(path)?.sync_all()
+}
+
 /// Whether an open file still has a name.
 pub(crate) fn is_linked(file: &File) -> io::Result<bool> {
     Ok(fstat(file)?.st_nlink > 0)
@@ -166,6 +171,16 @@ pub(crate) fn take_lock(owners: &Dir, name: &OsStr) -> io::Result<Option<File>> 
 /// Moves a file that this process has open and locked.
 pub(crate) fn rename_open(_file: &File, from: &Dir, name: &OsStr, to: &Dir, new_name: &OsStr) -> io::Result<()> {
     from.rename(name, to, new_name)
+}
+
+/// Deletes a file that this process has open and locked.
+pub(crate) fn remove_open(_file: &File, dir: &Dir, name: &OsStr) -> io::Result<()> {
+    dir.remove_file(name)
+}
+
+/// Whether a file could not be opened, moved or deleted because somebody has it open. Here that hinders nobody.
+pub(crate) fn is_busy(_error: &io::Error) -> bool {
+    false
 }
 
 /// This process's PID.
