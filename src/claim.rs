@@ -47,8 +47,8 @@ pub struct Claim {
 
 impl Claim {
     /// Claims a waiting job, unless somebody else has it.
-    pub(crate) fn take(shared: &Arc<Shared>, job: Job, terms: &Terms<'_>) -> Result<Option<Self>> {
-        let Some(owner) = shared.enter(&job, terms.detection)? else { return Ok(None) };
+    pub(crate) fn take(shared: &Arc<Shared>, job: Job, terms: &Terms<'_>) -> Result<Attempt<Self>> {
+        let Some(owner) = shared.enter(&job, terms.detection)? else { return Ok(Attempt::Blocked) };
         step!("claim: entered");
         let layout = shared.layout();
         let name = job.claim_entry(owner.name());
@@ -56,11 +56,11 @@ impl Claim {
             Ok(Attempt::Won(dir)) => dir,
             Ok(Attempt::Lost) => {
                 shared.leave(&job);
-                return Ok(None);
+                return Ok(Attempt::Lost);
             }
             blocked => {
                 shared.leave_quietly(&job);
-                return blocked.map(|_| None);
+                return blocked.map(|_| Attempt::Blocked);
             }
         };
         let held = Held {
@@ -79,8 +79,8 @@ impl Claim {
     }
 
     /// Says that the job is claimed, once it may be said; otherwise the job goes back.
-    fn confirm(mut self, layout: &Layout) -> Result<Option<Self>> {
-        let Some(held) = &self.held else { return Ok(None) };
+    fn confirm(mut self, layout: &Layout) -> Result<Attempt<Self>> {
+        let Some(held) = &self.held else { return Ok(Attempt::Lost) };
         let is_file = match held.job.name() {
             None => Ok(true), // opening it will tell
             Some(name) => held.dir.stat(name).at(|| held.path()).map(|stat| stat.kind == FileKind::Regular),
@@ -95,10 +95,10 @@ impl Claim {
         });
         step!("claim: confirmed");
         match confirmed {
-            Ok(true) => Ok(Some(self)),
+            Ok(true) => Ok(Attempt::Won(self)),
             not => {
                 self.finish(Outcome::Retry(None))?;
-                not.map(|_| None)
+                not.map(|_| Attempt::Blocked)
             }
         }
     }
@@ -195,17 +195,19 @@ impl Drop for Claim {
     }
 }
 
-enum Attempt {
-    /// The job is in this directory.
-    Won(Dir),
-    /// Somebody else has the job, or took the directory away.
+/// What came of an attempt to claim a job.
+pub(crate) enum Attempt<T> {
+    /// The job is this thread's.
+    Won(T),
+    /// Somebody else was faster: the job is gone from `queued/`.
     Lost,
-    /// A leftover has the directory's name. It is never adopted: recovery judges it.
+    /// It can't be claimed now, though it may wait on: another thread of this process is at it, a leftover has the name
+    /// of its directory (which is never adopted: recovery judges it), or it is no regular file.
     Blocked,
 }
 
 /// Moves a job's file into a directory made for it.
-fn move_in(layout: &Layout, job: &Job, name: &OsString) -> Result<Attempt> {
+fn move_in(layout: &Layout, job: &Job, name: &OsString) -> Result<Attempt<Dir>> {
     let (queued, processing) = (layout.dir(State::Queued), layout.dir(State::Processing));
     match processing.make_dir(name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Attempt::Blocked),

@@ -299,6 +299,32 @@ pub(crate) fn temporary(id: Uuid, writer: Option<Token>) -> OsString {
     name
 }
 
+/// What a file in `tmp/` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Temporary {
+    /// Being written by the process that has this token.
+    Ours(Token),
+    /// A lock file that is not locked yet.
+    Unborn,
+    /// Being written by a program that knows no tokens.
+    Foreign,
+}
+
+/// What an entry of `tmp/` is.
+pub(crate) fn parse_temporary(entry: &OsStr) -> Option<Temporary> {
+    let entry = entry.as_encoded_bytes();
+    if let Some(token) = entry.strip_prefix(b"owner-") {
+        return Token::parse(token).map(|_| Temporary::Unborn);
+    }
+    let (id, rest) = entry.split_at_checked(ID_LENGTH)?;
+    parse_id(id)?;
+    match rest {
+        [] => Some(Temporary::Foreign),
+        [b'-', token @ ..] => Token::parse(token).map(Temporary::Ours),
+        _ => None,
+    }
+}
+
 /// A new id: a version-7 UUID (RFC 9562), greater than all that this process made before, whatever the clock does.
 pub(crate) fn new_id() -> io::Result<Uuid> {
     /// 48 bits of milliseconds and the 12 of the counter.

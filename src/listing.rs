@@ -1,13 +1,15 @@
-//! The jobs that were waiting when `queued/` was last read. A hint, kept compactly: whether a job is still there, only
-//! the rename that claims it tells.
+//! The jobs that were waiting when `queued/` was last read, shared by the threads of a process. A hint, kept compactly:
+//! whether a job is still there, only the rename that claims it tells.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::time::SystemTime;
 
 use uuid::Uuid;
 
 use crate::error::{At, Result};
 use crate::job::{self, Job, Kinds};
-use crate::layout::Layout;
-use crate::policy::State;
-use crate::sys::Reading;
+use crate::sys::{Dir, Reading};
 
 /// In which order jobs are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,36 +20,87 @@ pub enum Order {
     Random,
 }
 
+/// What a job found gone costs, in entries of a listing read.
+const COST_OF_A_MISS: usize = 32;
+
 #[derive(Default)]
 pub(crate) struct Listing {
     /// The next one last.
     data: Vec<Uuid>,
     files: Vec<Job>,
+    /// How many there were.
+    listed: usize,
+    /// How many were gone when they were to be claimed: others work on the same jobs.
+    missed: usize,
+    /// The directory's time, if nothing can have changed since without changing it.
+    unchanged_since: Option<SystemTime>,
+    /// How often `queued/` was read.
+    pub(crate) readings: u64,
 }
 
 impl Listing {
-    /// Reads `queued/`.
-    pub(crate) fn read(layout: &Layout, order: Order) -> Result<Self> {
-        let queued = layout.dir(State::Queued);
-        let mut listing = Self::default();
+    /// Reads `queued/` afresh, and tells of what is no job in it.
+    pub(crate) fn read(&mut self, queued: &Dir, order: Order, mut stranger: impl FnMut(&OsStr)) -> Result<()> {
+        let path = || queued.path().to_owned();
+        let readings = self.readings + 1;
+        // The time is taken before the names: what comes in between is then found the next time.
+        let unchanged_since = queued.settled_time().at(path)?;
+        // The room is kept: in a loop there will be as many again.
+        let (mut data, mut files) = (std::mem::take(&mut self.data), std::mem::take(&mut self.files));
+        data.clear();
+        files.clear();
+        *self = Self { readings, ..Self::default() };
         queued
-            .list(Reading::InPieces, |(name, kind)| {
-                let Some(job) = Job::parse(name).filter(|_| queued.is_file(name, kind)) else { return };
-                if job.name().is_some() { listing.files.push(job) } else { listing.data.push(job.id()) }
+            .list(Reading::InPieces, |(name, kind)| match Job::parse(name).filter(|_| queued.is_file(name, kind)) {
+                None => stranger(name),
+                Some(job) if job.name().is_some() => files.push(job),
+                Some(job) => data.push(job.id()),
             })
-            .at(|| queued.path().into())?;
+            .at(path)?;
         match order {
             Order::Fifo => {
-                listing.data.sort_unstable_by(|a, b| b.cmp(a));
-                listing.files.sort_unstable_by_key(|job| std::cmp::Reverse(job.id()));
+                data.sort_unstable_by(|a, b| b.cmp(a));
+                files.sort_unstable_by_key(|job| std::cmp::Reverse(job.id()));
             }
             Order::Random => job::with_random(|random| {
-                random.shuffle(&mut listing.data);
-                random.shuffle(&mut listing.files);
+                random.shuffle(&mut data);
+                random.shuffle(&mut files);
             })
-            .at(|| queued.path().into())?,
+            .at(path)?,
         }
-        Ok(listing)
+        self.listed = data.len() + files.len();
+        self.unchanged_since = unchanged_since;
+        (self.data, self.files) = (data, files);
+        Ok(())
+    }
+
+    /// Whether a fresh reading would show nothing new.
+    pub(crate) fn is_current(&self, queued: &Dir) -> bool {
+        self.unchanged_since.is_some_and(|then| queued.modified().is_ok_and(|now| now == then))
+    }
+
+    /// The job that was taken out of it was gone.
+    pub(crate) fn missed(&mut self) {
+        self.missed += 1;
+    }
+
+    /// The job that was taken out of it waits on: another reading would show it again.
+    pub(crate) fn left_one(&mut self) {
+        self.unchanged_since = None;
+    }
+
+    /// Whether so many were gone that a fresh reading is cheaper than to go on.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.missed * COST_OF_A_MISS > self.listed
+    }
+
+    /// Drops what another listing, read later, does not have.
+    pub(crate) fn keep_only(&mut self, later: Self) {
+        let mut there: HashSet<Uuid> = later.data.into_iter().collect();
+        there.extend(later.files.iter().map(Job::id));
+        self.data.retain(|id| there.contains(id));
+        self.files.retain(|job| there.contains(&job.id()));
+        (self.listed, self.missed) = (self.data.len() + self.files.len(), 0);
     }
 
     /// Takes the next job of these kinds out of it.

@@ -130,6 +130,7 @@ pub(crate) fn is_alive(owner: OwnerName, layout: &Layout) -> bool {
         OwnerName::Token(token) => token,
     };
     match sys::take_lock(&layout.owners, token.as_os_str()) {
+        Ok(Some(lock)) if !lock.metadata().is_ok_and(|lock| lock.is_file()) => true,
         Ok(Some(lock)) => {
             step!("owner: judged dead");
             // While the lock is held. Its claims are those of a dead owner without the file as well.

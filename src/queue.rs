@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::ArcSwapOption;
 use uuid::Uuid;
 
-use crate::claim::{Claim, Terms};
+use crate::claim::{Attempt, Claim, Terms};
 use crate::error::{At, Error, Result};
 use crate::job::{Due, Job, JobRef, Kinds, OwnerName};
 use crate::layout::{self, Layout};
@@ -20,9 +20,13 @@ use crate::policy::{KeepPolicy, State};
 use crate::publish::{Publisher, Transfer};
 use crate::recover;
 use crate::shared::Shared;
+use crate::wait::locked;
 
-/// How often who waits looks whether there is work, and whether a delay or a consumer's life has ended.
+/// How often who waits looks whether there is work, where the kernel does not tell.
 const POLL: Duration = Duration::from_millis(50);
+
+/// How often who waits looks all the same: for the jobs of the dead, and for what the kernel did not tell.
+const SLOW_POLL: Duration = Duration::from_secs(1);
 
 /// How many looks in a row must find nothing before a job is said to be nowhere: it may move between two of them.
 const LOOKS: usize = 3;
@@ -89,12 +93,44 @@ pub struct Pass {
 /// What a look for a job came to.
 enum Look {
     Claimed(Claim),
-    /// With what is needed to sleep until there may be one.
-    Nothing {
-        shared: Arc<Shared>,
-        seen: u64,
-        next_due: Option<Due>,
-    },
+    Nothing(Nothing),
+}
+
+/// What is needed to sleep until there may be a job.
+struct Nothing {
+    shared: Arc<Shared>,
+    /// The generation before the look.
+    seen: u64,
+    /// Whether the kernel wakes who sleeps.
+    watched: bool,
+    next_due: Option<Due>,
+}
+
+/// A time on the monotonic clock; `None` is one that it can't express.
+#[derive(Clone, Copy)]
+struct Deadline(Option<Instant>);
+
+impl Deadline {
+    const NEVER: Self = Self(None);
+
+    fn after(time: Duration) -> Self {
+        Self(Instant::now().checked_add(time))
+    }
+
+    fn remaining(self) -> Duration {
+        self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
+    }
+
+    fn is_over(self) -> bool {
+        self.remaining().is_zero()
+    }
+
+    fn or_earlier(self, other: Self) -> Self {
+        match (self.0, other.0) {
+            (Some(one), Some(two)) => Self(Some(one.min(two))),
+            (one, two) => Self(one.or(two)),
+        }
+    }
 }
 
 impl Queue {
@@ -214,7 +250,7 @@ impl Queue {
     }
 
     /// Claims a waiting job, or waits for one: no longer than `timeout`, for ever if that is `None`.
-    /// `go_on` is asked before each look, and at least every `slice`.
+    /// `go_on` is asked before each look, after each signal, and at least every `slice`.
     ///
     /// # Errors
     /// [`Error::Io`], or [`Error::Stopped`]; no job is taken then.
@@ -226,50 +262,109 @@ impl Queue {
         slice: Duration,
         mut go_on: impl FnMut() -> bool,
     ) -> Result<Option<Claim>> {
-        // A deadline that the clock can't express is never reached.
-        let deadline = timeout.map(|timeout| Instant::now().checked_add(timeout));
-        let left = || match deadline {
-            None | Some(None) => Duration::MAX,
-            Some(Some(deadline)) => deadline.saturating_duration_since(Instant::now()),
-        };
+        let waits = timeout != Some(Duration::ZERO);
+        let deadline = timeout.map_or(Deadline::NEVER, Deadline::after);
         loop {
             if !go_on() {
                 return Err(Error::Stopped);
             }
-            let look = self.healing(|shared| self.look(shared, kinds, order));
-            let last = left().is_zero();
-            let (shared, pause) = match look {
+            let look = self.healing(|shared| self.look(shared, kinds, order, waits));
+            let is_last = deadline.is_over();
+            let (nothing, until) = match look {
                 Ok(Look::Claimed(claim)) => return Ok(Some(claim)),
-                Ok(Look::Nothing { .. }) if last => return Ok(None),
-                Ok(Look::Nothing { shared, seen, next_due }) => {
-                    (Some((shared, seen)), next_due.map_or(Duration::MAX, Due::remaining))
+                Ok(Look::Nothing(_)) if is_last => return Ok(None),
+                Ok(Look::Nothing(nothing)) => {
+                    let poll = if nothing.watched { SLOW_POLL } else { POLL };
+                    let due = nothing.next_due.map_or(Duration::MAX, Due::remaining);
+                    (Some(nothing), Deadline::after(poll.min(due)))
                 }
-                Err(Error::Closed) if timeout != Some(Duration::ZERO) => return Ok(None),
-                Err(error) if last || !error.is_passing() => return Err(error),
+                Err(Error::Closed) if waits => return Ok(None),
+                Err(error) if is_last || !error.is_passing() => return Err(error),
                 Err(error) => {
                     self.tell_once(format!("{error}; waiting goes on"));
-                    (None, Duration::MAX)
+                    (None, Deadline::after(POLL))
                 }
             };
-            let pause = pause.min(left()).min(slice).min(POLL);
-            match shared {
-                Some((shared, seen)) => shared.wait.sleep(seen, pause),
-                None => std::thread::sleep(pause),
+            let until = until.or_earlier(deadline);
+            while !until.is_over() {
+                let pause = until.remaining().min(slice);
+                match &nothing {
+                    Some(nothing) => nothing.shared.wait.sleep(nothing.seen, pause),
+                    None => std::thread::sleep(pause),
+                }
+                if nothing.as_ref().is_some_and(|nothing| nothing.shared.wait.generation() != nothing.seen) {
+                    break;
+                }
+                if !go_on() {
+                    return Err(Error::Stopped);
+                }
             }
         }
     }
 
-    /// Looks once for a job.
-    fn look(&self, shared: &Arc<Shared>, kinds: Kinds, order: Order) -> Result<Look> {
+    /// Looks once for a job. Who waits afterwards looks less often after the dead.
+    fn look(&self, shared: &Arc<Shared>, kinds: Kinds, order: Order, waits: bool) -> Result<Look> {
+        let watched = waits
+            && shared.wait.arm(&shared.layout()).unwrap_or_else(|error| {
+                shared.tell_once(Notice::new(format!(
+                    "inotify: {error} (see /proc/sys/fs/inotify/ for the limits); looking every {POLL:?} instead"
+                )));
+                false
+            });
         let seen = shared.wait.generation();
-        let next_due = self.look_after(shared)?;
-        let mut listing = Listing::read(&shared.layout(), order)?;
-        while let Some(job) = listing.next(kinds, order) {
-            if let Some(claim) = Claim::take(shared, job, &self.terms())? {
+        self.care_in_passing(shared)?;
+        let mut cared = false;
+        let mut readings = shared.listing(order).readings;
+        loop {
+            if let Some(claim) = self.claim_listed(shared, kinds, order)? {
                 return Ok(Look::Claimed(claim));
             }
+            if Self::list_afresh(shared, order, readings)? {
+                continue;
+            }
+            if !cared {
+                cared = true;
+                let longest_ago = if waits { SLOW_POLL } else { Duration::ZERO };
+                if self.care(shared, longest_ago)? {
+                    readings = shared.listing(order).readings;
+                    continue;
+                }
+            }
+            let next_due = locked(&shared.care).schedule.next_due;
+            return Ok(Look::Nothing(Nothing { shared: Arc::clone(shared), seen, watched, next_due }));
         }
-        Ok(Look::Nothing { shared: Arc::clone(shared), seen, next_due })
+    }
+
+    /// Claims one of the jobs that the threads of this process have listed.
+    fn claim_listed(&self, shared: &Arc<Shared>, kinds: Kinds, order: Order) -> Result<Option<Claim>> {
+        loop {
+            let mut listing = shared.listing(order);
+            let Some(job) = (!listing.is_stale()).then(|| listing.next(kinds, order)).flatten() else {
+                return Ok(None);
+            };
+            drop(listing);
+            match Claim::take(shared, job, &self.terms()) {
+                Ok(Attempt::Won(claim)) => return Ok(Some(claim)),
+                Ok(Attempt::Lost) => shared.listing(order).missed(),
+                blocked => {
+                    shared.listing(order).left_one();
+                    blocked?;
+                }
+            }
+        }
+    }
+
+    /// Lists what waits, unless that was done since there were so many readings, or nothing can have changed. Says whether
+    /// there may be something to claim.
+    fn list_afresh(shared: &Shared, order: Order, readings: u64) -> Result<bool> {
+        let mut listing = shared.listing(order);
+        let is_current = |listing: &Listing| listing.is_current(shared.layout().dir(State::Queued));
+        if !listing.is_stale() && (listing.readings > readings || is_current(&listing)) {
+            return Ok(false);
+        }
+        step!("look: lists");
+        shared.list(&mut listing, order)?;
+        Ok(true)
     }
 
     fn tell_once(&self, text: String) {
@@ -284,8 +379,10 @@ impl Queue {
     /// [`Error::Io`]
     pub fn pass(&self, kinds: Kinds, order: Order) -> Result<Pass> {
         self.healing(|shared| {
-            self.look_after(shared)?;
-            Ok(Pass { listing: Listing::read(&shared.layout(), order)?, kinds, order })
+            self.care(shared, Duration::ZERO)?;
+            let mut listing = Listing::default();
+            shared.list(&mut listing, order)?;
+            Ok(Pass { listing, kinds, order })
         })
     }
 
@@ -295,12 +392,20 @@ impl Queue {
     /// [`Error::Io`]
     pub fn claim_next(&self, pass: &mut Pass) -> Result<Option<Claim>> {
         let shared = self.shared()?;
-        while let Some(job) = pass.listing.next(pass.kinds, pass.order) {
-            if let Some(claim) = Claim::take(&shared, job, &self.terms())? {
-                return Ok(Some(claim));
+        self.care_in_passing(&shared)?;
+        loop {
+            if pass.listing.is_stale() {
+                let mut later = Listing::default();
+                shared.list(&mut later, pass.order)?;
+                pass.listing.keep_only(later);
+            }
+            let Some(job) = pass.listing.next(pass.kinds, pass.order) else { return Ok(None) };
+            match Claim::take(&shared, job, &self.terms())? {
+                Attempt::Won(claim) => return Ok(Some(claim)),
+                Attempt::Lost => pass.listing.missed(),
+                Attempt::Blocked => {}
             }
         }
-        Ok(None)
     }
 
     /// Finds out where a job is. `None` only after several looks, since a job may move between two of them.
@@ -455,15 +560,30 @@ impl Queue {
         Terms { base: &self.base, keep: self.keep, durable: self.durable(), detection: self.crash_detection() }
     }
 
-    /// Settles what could not be settled before, recovers the jobs of the dead, promotes what is due; tells when the
-    /// next job will be.
-    fn look_after(&self, shared: &Shared) -> Result<Option<Due>> {
-        if !shared.settle_again() && !shared.layout().is_whole() {
-            self.reopen()?;
-            shared.settle_again();
+    /// Looks after what time does to the queue: promotes what is due, and, unless that was done so recently, settles what
+    /// could not be settled before, recovers the jobs of the dead and sweeps up behind them. Says whether there may be
+    /// more to claim now.
+    fn care(&self, shared: &Shared, recently: Duration) -> Result<bool> {
+        let mut care = locked(&shared.care);
+        let mut changed = false;
+        if care.last.is_none_or(|last| last.elapsed() >= recently) {
+            if !shared.settle_again() && !shared.layout().is_whole() {
+                self.reopen()?;
+                shared.settle_again();
+            }
+            changed = recover::recover(shared, self.keep, self.durable())?;
+            recover::sweep(shared)?;
+            care.last = Some(Instant::now());
         }
-        recover::recover(shared, self.keep, self.durable())?;
-        recover::promote(shared, self.durable())
+        Ok(changed | recover::promote(shared, &mut care.schedule, self.durable())?)
+    }
+
+    /// The same for who always finds a job: now and then, and when one is due.
+    fn care_in_passing(&self, shared: &Shared) -> Result<()> {
+        if locked(&shared.care).is_wanted(SLOW_POLL) {
+            self.care(shared, SLOW_POLL)?;
+        }
+        Ok(())
     }
 
     /// What this process shares of the queue, opened anew where the path leads elsewhere by now, or after a fork.

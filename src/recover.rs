@@ -1,43 +1,52 @@
 //! What time does to jobs: claims of the dead become `interrupted`, jobs whose delay is over become `queued`.
 
-use std::ffi::OsString;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::error::{At, Result};
-use crate::job::{self, Due, Job, OwnerName};
+use crate::job::{self, Due, Job, OwnerName, Temporary, Token};
 use crate::layout::Layout;
 use crate::notice::Notice;
 use crate::owner;
 use crate::policy::{KeepPolicy, State};
-use crate::shared::Shared;
+use crate::shared::{Schedule, Shared};
 use crate::sys::{self, Dir, FileKind, Reading};
 
-/// Moves the jobs of dead consumers to `interrupted/`, or deletes them where the policy does not keep those.
-pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Result<()> {
+/// How old an unfinished file of another program must be before a person is told.
+const FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How old a lock file that never got its name must be before it is its dead maker's.
+const UNBORN: Duration = Duration::from_secs(60);
+
+/// Moves the jobs of dead consumers to `interrupted/`, or deletes them where the policy does not keep those. Says whether
+/// a claim's directory was removed, which may have been in somebody's way.
+pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Result<bool> {
     let layout = shared.layout();
     let processing = layout.dir(State::Processing);
     let mut claims = Vec::new();
     processing
         .list(Reading::AtOnce, |(name, kind)| {
-            if matches!(kind, None | Some(FileKind::Directory))
-                && let Some((job, owner)) = job::parse_claim(name)
-            {
-                claims.push(Found { name: name.to_owned(), job, owner });
+            let is_dir = matches!(kind, None | Some(FileKind::Directory));
+            match job::parse_claim(name).filter(|_| is_dir) {
+                Some((job, owner)) => claims.push(Found { name: name.to_owned(), job, owner }),
+                None => shared.tell_stranger(processing, name),
             }
         })
         .at(|| processing.path().into())?;
     let recovery = Recovery { shared, layout: &layout, keep };
-    let mut moved = false;
+    let mut recovered = false;
     for claim in &claims {
-        moved |= recovery.recover_if_dead(claim)?;
+        recovered |= recovery.recover_if_dead(claim)?;
     }
-    if moved && durable {
+    if recovered && durable {
         let interrupted = layout.dir(State::Interrupted);
         interrupted.sync().at(|| interrupted.path().into())?;
         processing.sync().at(|| processing.path().into())?;
     }
-    Ok(())
+    Ok(recovered)
 }
 
 /// A claim's directory.
@@ -88,7 +97,7 @@ impl Recovery<'_> {
         if again.is_err() || again.at(path)?.identity != dir.identity().at(path)? {
             return Ok(false);
         }
-        let moved = self.move_file(claim, dir)?;
+        self.move_file(claim, dir)?;
         step!("recover: moved");
         match self.processing().remove_dir(&claim.name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -100,16 +109,16 @@ impl Recovery<'_> {
             }
             removed => removed.at(path)?,
         }
-        Ok(moved)
+        Ok(true)
     }
 
     /// Moves the job's file and nothing else.
-    fn move_file(&self, claim: &Found, dir: &Dir) -> Result<bool> {
+    fn move_file(&self, claim: &Found, dir: &Dir) -> Result<()> {
         let file = claim.job.claimed_name();
         let path = || dir.path().join(file);
         match dir.stat(file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Ok(stat) if stat.kind != FileKind::Regular => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Ok(stat) if stat.kind != FileKind::Regular => return Ok(()),
             stat => stat.at(path)?,
         };
         step!("recover: looked");
@@ -124,15 +133,14 @@ impl Recovery<'_> {
                 let Found { job, owner, .. } = claim;
                 let id = job.id();
                 self.shared.tell(Notice::new(format!("job {id} was interrupted: its consumer ({owner}) died; {fate}")));
-                Ok(true)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound || sys::is_busy(&error) => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::NotFound || sys::is_busy(&error) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.shared.tell_once(already_there(&path(), State::Interrupted));
-                Ok(false)
             }
-            Err(error) => Err(error).at(path),
+            Err(error) => return Err(error).at(path),
         }
+        Ok(())
     }
 
     fn processing(&self) -> &Dir {
@@ -140,21 +148,25 @@ impl Recovery<'_> {
     }
 }
 
-/// Moves the jobs whose time has come to `queued/`, and tells when the next one's will.
-pub(crate) fn promote(shared: &Shared, durable: bool) -> Result<Option<Due>> {
+/// Moves the jobs whose time has come to `queued/`, and says whether there were any.
+pub(crate) fn promote(shared: &Shared, schedule: &mut Schedule, durable: bool) -> Result<bool> {
     let layout = shared.layout();
     let (scheduled, queued) = (layout.dir(State::Scheduled), layout.dir(State::Queued));
+    if schedule.is_current(scheduled) {
+        return Ok(false);
+    }
+    let unchanged_since = scheduled.settled_time().at(|| scheduled.path().into())?;
     let mut due_now: Vec<(OsString, Job)> = Vec::new();
-    let mut next: Option<Due> = None;
+    let mut next_due: Option<Due> = None;
     scheduled
         .list(Reading::InPieces, |(name, kind)| {
             let Some((due, job)) = job::parse_scheduled(name).filter(|_| scheduled.is_file(name, kind)) else {
-                return;
+                return shared.tell_stranger(scheduled, name);
             };
             if due.remaining().is_zero() {
                 due_now.push((name.to_owned(), job));
             } else {
-                next = Some(next.map_or(due, |next| next.min(due)));
+                next_due = Some(next_due.map_or(due, |next| next.min(due)));
             }
         })
         .at(|| scheduled.path().into())?;
@@ -175,7 +187,77 @@ pub(crate) fn promote(shared: &Shared, durable: bool) -> Result<Option<Due>> {
     if moved && durable {
         queued.sync().at(|| queued.path().into())?;
     }
-    Ok(next)
+    *schedule = Schedule { next_due, unchanged_since };
+    Ok(moved)
+}
+
+/// Deletes what the dead left in `tmp/` and `owners/`.
+///
+/// A temporary file bears its writer's token and goes when nobody holds its lock. One without a token may be another
+/// program's only copy, and stays; once it is old, a person is told.
+pub(crate) fn sweep(shared: &Shared) -> Result<()> {
+    let layout = shared.layout();
+    let (tmp, owners) = (&layout.tmp, &layout.owners);
+    let mut temporaries = Vec::new();
+    tmp.list(Reading::InPieces, |(name, kind)| match job::parse_temporary(name).filter(|_| tmp.is_file(name, kind)) {
+        Some(temporary) => temporaries.push((name.to_owned(), temporary)),
+        None => shared.tell_stranger(tmp, name),
+    })
+    .at(|| tmp.path().into())?;
+    let mut judged = HashMap::new();
+    let mut is_alive = |token| {
+        *judged.entry(token).or_insert_with(|| {
+            // The table is asked at this moment: a token of this process's that is no more its own is judged by its lock.
+            let own = shared.table().is_own(OwnerName::Token(token));
+            own || owner::is_alive(OwnerName::Token(token), &layout)
+        })
+    };
+    for (name, temporary) in temporaries {
+        let abandoned = match temporary {
+            Temporary::Ours(token) => !is_alive(token),
+            // Not before its maker had the time to lock it, which for a program that does not look again must be enough.
+            Temporary::Unborn => {
+                if is_older(tmp, &name, UNBORN)
+                    && let Ok(Some(lock)) = sys::take_lock(tmp, &name)
+                {
+                    _ = sys::remove_open(&lock, tmp, &name);
+                }
+                false
+            }
+            Temporary::Foreign => {
+                if is_older(tmp, &name, FORGOTTEN) {
+                    let path = tmp.path().join(&name);
+                    shared.tell_once(Notice::new(format!(
+                        "{}: not written to for a day, and perhaps never finished; it is kept, as it may be the only copy",
+                        path.display()
+                    )));
+                }
+                false
+            }
+        };
+        step!("sweep: judged");
+        if abandoned {
+            match tmp.remove_file(&name) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed.at(|| tmp.path().join(&name))?,
+            }
+        }
+    }
+    let mut tokens = Vec::new();
+    owners
+        .list(Reading::InPieces, |(name, kind)| {
+            let token = Token::parse(name.as_encoded_bytes()).filter(|_| owners.is_file(name, kind));
+            token.map_or_else(|| shared.tell_stranger(owners, name), |token| tokens.push(token));
+        })
+        .at(|| owners.path().into())?;
+    for token in tokens {
+        is_alive(token); // which removes a dead one's
+    }
+    Ok(())
+}
+
+fn is_older(dir: &Dir, name: &OsStr, age: Duration) -> bool {
+    dir.stat(name).is_ok_and(|stat| stat.modified.elapsed().is_ok_and(|old| old > age))
 }
 
 fn already_there(path: &Path, state: State) -> Notice {

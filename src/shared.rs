@@ -6,8 +6,10 @@
 //! leaves it after that is gone.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use uuid::Uuid;
@@ -15,12 +17,13 @@ use uuid::Uuid;
 use crate::claim::Unsettled;
 use crate::error::{At, Result};
 use crate::fork::{self, PerProcess};
-use crate::job::{Job, OwnerName};
+use crate::job::{Due, Job, OwnerName};
 use crate::layout::Layout;
+use crate::listing::{Listing, Order};
 use crate::notice::Notice;
 use crate::owner::{CrashDetection, LockFile, Owner};
 use crate::policy::State;
-use crate::sys::{self, Identity};
+use crate::sys::{self, Dir, Identity};
 use crate::wait::{Wait, locked};
 
 /// The queues that this process has open, by the identity of `processing/`: a path through a symlink is the same queue.
@@ -33,15 +36,57 @@ pub(crate) struct Shared {
     table: Mutex<Table>,
     unsettled: Mutex<Vec<Unsettled>>,
     notices: Mutex<Notices>,
+    listings: [Mutex<Listing>; 2],
+    pub(crate) care: Mutex<Care>,
     pub(crate) wait: Wait,
+}
+
+/// When this process last looked after what time does to the queue.
+#[derive(Default)]
+pub(crate) struct Care {
+    pub(crate) last: Option<Instant>,
+    /// When the next job of `scheduled/` is due, if that was read since it last changed.
+    pub(crate) schedule: Schedule,
+}
+
+impl Care {
+    pub(crate) fn is_wanted(&self, after: Duration) -> bool {
+        self.last.is_none_or(|last| last.elapsed() >= after)
+            || self.schedule.next_due.is_some_and(|due| due.remaining().is_zero())
+    }
+}
+
+/// What is known of `scheduled/`.
+#[derive(Default)]
+pub(crate) struct Schedule {
+    pub(crate) next_due: Option<Due>,
+    /// The directory's time when it was read, if nothing can have changed since without changing it.
+    pub(crate) unchanged_since: Option<SystemTime>,
+}
+
+impl Schedule {
+    /// Whether no job is due, and a fresh reading would show nothing new.
+    pub(crate) fn is_current(&self, scheduled: &Dir) -> bool {
+        self.next_due.is_none_or(|due| !due.remaining().is_zero())
+            && self.unchanged_since.is_some_and(|then| scheduled.modified().is_ok_and(|now| now == then))
+    }
 }
 
 /// The claims that this process works on, and the lock file under which it makes the next.
 #[derive(Default)]
 pub(crate) struct Table {
-    claims: HashMap<Uuid, OwnerName>,
+    claims: HashMap<Uuid, Entry>,
     lock: Option<Arc<LockFile>>,
 }
+
+struct Entry {
+    owner: OwnerName,
+    /// Whether another thread met the job here and went on without it.
+    wanted: bool,
+}
+
+/// How many things are told once. A directory of a million strangers must not fill the log and the memory.
+const MOST_TOLD: usize = 1000;
 
 #[derive(Default)]
 struct Notices {
@@ -61,6 +106,7 @@ impl Shared {
             // Another of its directories may have been replaced.
             if shared.layout().identities()? != layout.identities()? {
                 shared.layout.store(Arc::new(layout));
+                shared.wait.disarm();
             }
             return Ok(shared);
         }
@@ -71,6 +117,8 @@ impl Shared {
             table: Mutex::default(),
             unsettled: Mutex::default(),
             notices: Mutex::default(),
+            listings: Default::default(),
+            care: Mutex::default(),
             wait: Wait::default(),
         });
         open.retain(|_, queue| queue.strong_count() > 0);
@@ -100,23 +148,31 @@ impl Shared {
     /// Enters a job into the table, if no thread of this process has it, and tells under which name it is to be claimed.
     pub(crate) fn enter(&self, job: &Job, detection: CrashDetection) -> Result<Option<Owner>> {
         let mut table = locked(&self.table);
-        if table.claims.contains_key(&job.id()) {
+        if let Some(entry) = table.claims.get_mut(&job.id()) {
+            entry.wanted = true;
             return Ok(None);
         }
         let owner = table.owner(detection, &self.layout())?;
-        table.claims.insert(job.id(), owner.name());
+        table.claims.insert(job.id(), Entry { owner: owner.name(), wanted: false });
         Ok(Some(owner))
     }
 
     /// Takes a job out of the table again: its claim's directory is gone. Threads that met it there look once more.
     pub(crate) fn leave(&self, job: &Job) {
-        self.leave_quietly(job);
-        self.wait.raise();
+        let entry = locked(&self.table).claims.remove(&job.id());
+        if entry.is_some_and(|entry| entry.wanted) {
+            self.wait.raise();
+        }
     }
 
     /// The same, without a look of the others: they would meet what this thread met.
     pub(crate) fn leave_quietly(&self, job: &Job) {
         locked(&self.table).claims.remove(&job.id());
+    }
+
+    /// The waiting jobs in that order, as last read by any thread.
+    pub(crate) fn listing(&self, order: Order) -> MutexGuard<'_, Listing> {
+        locked(&self.listings[usize::from(order == Order::Fifo)])
     }
 
     /// The table, locked: what is judged under the lock can't change before it is acted upon.
@@ -128,6 +184,13 @@ impl Shared {
     pub(crate) fn release(&self) {
         let lock = locked(&self.table).lock.take();
         drop(lock);
+    }
+
+    /// Reads `queued/` into a listing.
+    pub(crate) fn list(&self, listing: &mut Listing, order: Order) -> Result<()> {
+        let layout = self.layout();
+        let queued = layout.dir(State::Queued);
+        listing.read(queued, order, |name| self.tell_stranger(queued, name))
     }
 
     pub(crate) fn keep_unsettled(&self, unsettled: Unsettled) {
@@ -155,9 +218,19 @@ impl Shared {
     /// Something that a person should know of, once.
     pub(crate) fn tell_once(&self, notice: Notice) {
         let mut notices = locked(&self.notices);
-        if notices.told.insert(notice.clone()) {
-            notices.news.push(notice);
+        if notices.told.len() > MOST_TOLD || !notices.told.insert(notice.clone()) {
+            return;
         }
+        notices.news.push(notice);
+        if notices.told.len() > MOST_TOLD {
+            notices.news.push(Notice::new("more of that kind is not told any more"));
+        }
+    }
+
+    /// Something in a directory of the queue that is none of its files. It is left where it is.
+    pub(crate) fn tell_stranger(&self, dir: &Dir, name: &OsStr) {
+        let path = dir.path().join(name);
+        self.tell_once(Notice::new(format!("{}: not a job's file; it is left alone", path.display())));
     }
 
     pub(crate) fn take_notices(&self) -> Vec<Notice> {
@@ -182,7 +255,7 @@ impl Table {
 
     /// Whether a thread of this process works on that job under that name.
     pub(crate) fn works_on(&self, job: &Job, owner: OwnerName) -> bool {
-        self.claims.get(&job.id()) == Some(&owner)
+        self.claims.get(&job.id()).is_some_and(|entry| entry.owner == owner)
     }
 
     /// Whether that is the name under which this process claims.

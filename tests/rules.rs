@@ -66,6 +66,13 @@ impl World {
         dir
     }
 
+    /// The lock file of another process that lives.
+    fn lock(&self, token: &str) -> fs::File {
+        let lock = fs::File::create(self.path("owners").join(token)).unwrap();
+        lock.try_lock_exclusive().unwrap();
+        lock
+    }
+
     fn status(&self, job: &Job) -> Option<State> {
         self.queue.status(&JobRef::Entry(job.clone())).unwrap()
     }
@@ -142,6 +149,7 @@ fn rule_1_a_directory_claims_nothing_only_the_rename_does() {
     assert_eq!(world.status(&job), Some(State::Queued));
 
     // Another process is faster.
+    let _alive = world.lock(FOREIGN);
     let theirs = world.lay_claim(&job, FOREIGN, None);
     fs::rename(world.path("queued").join(job.entry()), theirs.join("raw")).unwrap();
     stop.go();
@@ -222,12 +230,13 @@ fn rule_4_a_directory_that_is_there_is_not_adopted() {
     let claimer = world.claim_in_thread("claimer");
     stop.reached();
     let leftover = world.lay_claim(&job, &world.token(), None);
+    let inode = fs::File::open(&leftover).unwrap(); // open, so that no other gets its number
     stop.go();
-    assert!(claimer.join().unwrap().is_none());
-    assert!(leftover.exists());
-    assert_eq!(world.status(&job), Some(State::Queued));
     // Recovery removes it, and the way is free.
-    assert_eq!(claim(&world.queue).unwrap().read().unwrap(), b"work");
+    let held = claimer.join().unwrap().unwrap();
+    assert_eq!(held.read().unwrap(), b"work");
+    assert_eq!(held.path().unwrap().parent(), Some(&*leftover));
+    assert_ne!(fs::metadata(&leftover).unwrap().ino(), inode.metadata().unwrap().ino());
 }
 
 #[test]
@@ -320,8 +329,7 @@ fn rule_6_a_directory_with_something_in_it_is_not_removed() {
 #[test]
 fn rule_6_a_live_owners_directory_stays_even_when_it_is_empty() {
     let world = World::new();
-    let lock = fs::File::create(world.path("owners").join(FOREIGN)).unwrap();
-    lock.try_lock_exclusive().unwrap();
+    let lock = world.lock(FOREIGN);
     let empty = world.lay_claim(&world_job(1), FOREIGN, None);
     world.look();
     assert!(empty.exists());
@@ -371,11 +379,13 @@ fn rule_7_two_recoveries_move_an_orphan_once() {
     for place in ["recover: opened", "recover: judged", "recover: looked", "recover: moved"] {
         let world = World::new();
         let job = world_job(1);
-        world.lay_claim(&job, FOREIGN, Some("work"));
+        let orphan = world.lay_claim(&job, FOREIGN, Some("work"));
         let stop = Stop::at(place, "slow");
         let slow = world.claim_in_thread("slow");
         stop.reached();
-        world.look();
+        // Another process's recovery is faster, unless this one has moved the file already.
+        _ = fs::rename(orphan.join("raw"), world.path("interrupted").join(job.entry()));
+        fs::remove_dir(&orphan).unwrap();
         stop.go();
         assert!(slow.join().unwrap().is_none());
         assert_eq!(fs::read(world.path("interrupted").join(job.entry())).unwrap(), b"work", "{place}");
@@ -434,13 +444,13 @@ fn rule_9_without_the_directory_of_lock_files_nobody_is_dead() {
     let recoverer = world.claim_in_thread("recoverer");
     stop.reached();
     fs::remove_dir_all(world.path("owners")).unwrap();
+    let owners = world.path("owners");
+    fail::cfg_callback("recover: judged", move || assert!(owners.exists(), "judged dead without it")).unwrap();
     stop.go();
     recoverer.join().unwrap();
-    assert!(theirs.join("raw").exists());
-    // With the directory a missing lock file tells.
-    fs::create_dir(world.path("owners")).unwrap();
-    drop(claim(&open(world.home.path())));
+    // The look that met this made the directory again; with it, a missing lock file tells.
     assert_eq!(world.status(&world_job(1)), Some(State::Interrupted));
+    assert!(!theirs.exists());
 }
 
 #[test]

@@ -14,7 +14,8 @@ mod windows;
 pub(crate) use windows::*;
 
 use std::ffi::OsStr;
-use std::time::SystemTime;
+use std::io;
+use std::time::{Duration, SystemTime};
 
 /// Which file or directory it is, whatever it is called.
 pub(crate) type Identity = (u64, u64);
@@ -33,6 +34,8 @@ pub(crate) enum FileKind {
 pub(crate) struct Stat {
     pub identity: Identity,
     pub kind: FileKind,
+    /// When its content last changed; of a directory, its names.
+    pub modified: SystemTime,
     /// When its inode last changed, a rename included: the only time that is not the sender's.
     pub changed: SystemTime,
 }
@@ -46,6 +49,21 @@ pub(crate) enum Reading {
     InPieces,
 }
 
+/// What ended a sleep on a [`Watch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    not(any(target_os = "linux", target_os = "android")),
+    allow(dead_code, reason = "nobody sleeps on it there")
+)]
+pub(crate) enum Woken {
+    /// Something came into one of the watched directories.
+    ByEvent,
+    /// [`Watch::wake`], or the time was over.
+    Otherwise,
+    /// A signal.
+    BySignal,
+}
+
 /// An entry of a listing: its name, and its kind where the directory tells.
 pub(crate) type Entry<'a> = (&'a OsStr, Option<FileKind>);
 
@@ -53,5 +71,32 @@ impl Dir {
     /// Whether an entry is a regular file, asking the file itself where the listing does not tell.
     pub(crate) fn is_file(&self, name: &OsStr, kind: Option<FileKind>) -> bool {
         kind.or_else(|| self.stat(name).ok().map(|stat| stat.kind)) == Some(FileKind::Regular)
+    }
+
+    /// When its names last changed, if that is so long ago that whatever changes them from now on changes the time too:
+    /// longer than the coarsest clock ticks by which a filesystem stamps its directories.
+    pub(crate) fn settled_time(&self) -> io::Result<Option<SystemTime>> {
+        const SETTLED: Duration = Duration::from_secs(3);
+        let modified = self.modified()?;
+        Ok(Some(modified).filter(|modified| modified.elapsed().is_ok_and(|age| age > SETTLED)))
+    }
+}
+
+/// Where the kernel does not tell, those who wait look from time to time.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) struct Watch(std::convert::Infallible);
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+impl Watch {
+    pub(crate) fn new(_dirs: &[&Dir]) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn sleep(&self, _longest: Duration) -> Woken {
+        match self.0 {}
+    }
+
+    pub(crate) fn wake(&self) {
+        match self.0 {}
     }
 }

@@ -2,8 +2,8 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -15,8 +15,15 @@ use nix::libc;
 use nix::sys::signal::kill;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{Pid, UnlinkatFlags, unlinkat};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::{EfdFlags, EventFd},
+    sys::inotify::{AddWatchFlags, InitFlags, Inotify},
+};
 
-use super::{Entry, FileKind, Identity, Reading, Stat};
+use super::{Entry, FileKind, Identity, Reading, Stat, Woken};
+use crate::fork::Private;
 
 /// What a new file or directory may be, before the umask.
 const FILE_MODE: Mode = Mode::from_bits_truncate(0o666);
@@ -52,6 +59,11 @@ impl Dir {
 
     pub(crate) fn identity(&self) -> io::Result<Identity> {
         Ok(identity_of(&fstat(self)?))
+    }
+
+    /// When its names last changed, as coarsely as the filesystem's clock ticks.
+    pub(crate) fn modified(&self) -> io::Result<SystemTime> {
+        Ok(stat_of(&fstat(self)?).modified)
     }
 
     /// Whether it still has a name.
@@ -228,10 +240,15 @@ fn stat_of(stat: &FileStat) -> Stat {
         SFlag::S_IFLNK => FileKind::Symlink,
         _ => FileKind::Other,
     };
-    let seconds = Duration::from_secs(stat.st_ctime.try_into().unwrap_or_default());
-    let changed =
-        SystemTime::UNIX_EPOCH + seconds + Duration::from_nanos(stat.st_ctime_nsec.try_into().unwrap_or_default());
-    Stat { identity: identity_of(stat), kind, changed }
+    let modified = time(stat.st_mtime, stat.st_mtime_nsec);
+    let changed = time(stat.st_ctime, stat.st_ctime_nsec);
+    Stat { identity: identity_of(stat), kind, modified, changed }
+}
+
+/// A file's time. One before 1970 is nothing that this crate compares with.
+fn time(seconds: i64, nanoseconds: i64) -> SystemTime {
+    let seconds = Duration::from_secs(seconds.try_into().unwrap_or_default());
+    SystemTime::UNIX_EPOCH + seconds + Duration::from_nanos(nanoseconds.try_into().unwrap_or_default())
 }
 
 fn rename_no_replace(from: BorrowedFd<'_>, name: &OsStr, to: &Dir, new_name: &OsStr) -> io::Result<()> {
@@ -361,6 +378,71 @@ fn visit_entry(name: &[u8], kind: u8, visit: &mut dyn FnMut(Entry<'_>)) {
         _ => Some(FileKind::Other),
     };
     visit((OsStr::from_bytes(name), kind));
+}
+
+/// Wakes who waits for something to come into a directory, by `inotify(7)`. Neither descriptor is kept by a forked
+/// child.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) struct Watch {
+    events: Private,
+    waker: Private,
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+impl Watch {
+    /// Watches these directories. Fails with `EMFILE` or `ENOSPC` when the user's limits are hit (`inotify(7)`).
+    pub(crate) fn new(dirs: &[&Dir]) -> io::Result<Self> {
+        let events = Private::open(|| {
+            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+            for dir in dirs {
+                // The directory that is open, whatever its path means by now.
+                let path = PathBuf::from(format!("/proc/self/fd/{}", dir.file.as_raw_fd()));
+                let arrivals = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_ONLYDIR;
+                inotify.add_watch(&path, arrivals)?;
+            }
+            Ok::<_, io::Error>(OwnedFd::from(inotify).into())
+        })?;
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let waker =
+            Private::open(|| Ok::<_, io::Error>(OwnedFd::from(EventFd::from_value_and_flags(0, flags)?).into()))?;
+        Ok(Self { events, waker })
+    }
+
+    /// Sleeps until something happened or that much time has passed.
+    pub(crate) fn sleep(&self, longest: Duration) -> Woken {
+        let mut polled =
+            [self.events.file(), self.waker.file()].map(|file| PollFd::new(file.as_fd(), PollFlags::POLLIN));
+        // Rounded up: a wake-up just before a job is due would be followed by another one.
+        let milliseconds = i32::try_from(longest.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+        let timeout = PollTimeout::try_from(milliseconds).unwrap_or(PollTimeout::MAX);
+        match poll(&mut polled, timeout) {
+            Err(Errno::EINTR) => return Woken::BySignal,
+            Err(_) => {
+                // Never spin, whatever is wrong.
+                std::thread::sleep(longest.min(Duration::from_millis(50)));
+                return Woken::ByEvent;
+            }
+            Ok(_) => {}
+        }
+        drain(self.waker.file());
+        if drain(self.events.file()) { Woken::ByEvent } else { Woken::Otherwise }
+    }
+
+    /// Ends the sleep of who sleeps on it, or the next one.
+    pub(crate) fn wake(&self) {
+        _ = self.waker.file().write(&1_u64.to_ne_bytes());
+    }
+}
+
+/// Reads away what can be read, and says whether that was anything.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn drain(mut file: &File) -> bool {
+    let mut buffer = [0; 4096];
+    let mut any = false;
+    while file.read(&mut buffer).is_ok_and(|read| read > 0) {
+        any = true;
+    }
+    any
 }
 
 #[cfg(test)]

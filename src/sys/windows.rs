@@ -101,6 +101,11 @@ impl Dir {
         Ok(identity_of(&information(&self.file)?))
     }
 
+    /// When its names last changed, as coarsely as the filesystem's clock ticks.
+    pub(crate) fn modified(&self) -> io::Result<SystemTime> {
+        Ok(stat_file(&self.file)?.modified)
+    }
+
     /// Whether it still has a name.
     pub(crate) fn is_linked(&self) -> io::Result<bool> {
         is_linked(&self.file)
@@ -276,13 +281,15 @@ pub(crate) fn stat(path: &Path) -> io::Result<Stat> {
 pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
     // SAFETY: an open handle.
     if unsafe { GetFileType(file.as_raw_handle()) } != FILE_TYPE_DISK {
-        return Ok(Stat { identity: (0, 0), kind: FileKind::Other, changed: SystemTime::UNIX_EPOCH });
+        let never = SystemTime::UNIX_EPOCH;
+        return Ok(Stat { identity: (0, 0), kind: FileKind::Other, modified: never, changed: never });
     }
     let information = information(file)?;
     let basic: FILE_BASIC_INFO = query(file, FileBasicInfo)?;
     Ok(Stat {
         identity: identity_of(&information),
         kind: kind_of(information.dwFileAttributes, reparse_tag(file)?.unwrap_or_default()),
+        modified: time_of(basic.LastWriteTime),
         changed: time_of(basic.ChangeTime),
     })
 }
