@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +33,8 @@ FileHandler: TypeAlias = Callable[[str, str, Path], Result | None]
 D = TypeVar("D", bound=DataHandler)
 F = TypeVar("F", bound=FileHandler)
 
-# Lock files of a process that ends in order go with it; those of one that dies are noticed by their lock.
+# Daemon threads stay out of an interpreter that ends. Lock files of a process that ends in order go with it; those of one
+# that dies are noticed by their lock.
 atexit.register(_core.release_all)
 
 
@@ -389,8 +392,10 @@ class Pacchettino:
 
     def _claim(self, timeout: Duration | None, fifo: bool | None, data: bool, file: bool) -> _core.Claim | None:
         wait = None if timeout is None else seconds(timeout, "timeout")
+        # Only the main thread gets signals, and has to look for them: Ctrl-C is to end its wait within 100 ms.
+        slice = 0.08 if wait != 0 and threading.current_thread() is threading.main_thread() else math.inf
         with self._logging():
-            return self._core.claim(wait, self._order(fifo), data, file)
+            return self._core.claim(wait, slice, self._order(fifo), data, file)
 
     def _handle(self, claim: _core.Claim) -> None:
         """Run the handler of a claimed job and settle it by what the handler says."""

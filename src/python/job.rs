@@ -8,6 +8,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::detached::detached;
 use super::queue::due_after;
 use crate::error::Error;
 use crate::policy::Outcome;
@@ -44,7 +45,7 @@ impl Claim {
     }
 
     fn settle(&self, py: Python<'_>, outcome: Outcome) -> PyResult<()> {
-        py.detach(|| self.with(|claim| claim.take().map(|claim| claim.settle(outcome)).transpose()))?
+        detached(py, || self.with(|claim| claim.take().map(|claim| claim.settle(outcome)).transpose()))?
             .ok_or_else(|| PyRuntimeError::new_err("the job has its verdict already: there is one for each claim"))
     }
 }
@@ -78,11 +79,11 @@ impl Claim {
 
     #[getter]
     fn is_settled(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.with(|claim| Ok(claim.is_none()))).unwrap_or(false)
+        detached(py, || self.with(|claim| Ok(claim.is_none()))).unwrap_or(false)
     }
 
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let data = py.detach(|| self.with(|claim| claim.as_ref().map(crate::Claim::read).transpose()))?;
+        let data = detached(py, || self.with(|claim| claim.as_ref().map(crate::Claim::read).transpose()))?;
         let data = data.ok_or_else(|| PyRuntimeError::new_err("the job has its verdict: read its data before that"))?;
         Ok(PyBytes::new(py, &data))
     }

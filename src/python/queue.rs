@@ -10,15 +10,13 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyString};
 
+use super::detached::{attached, detached, is_exiting};
 use super::job::{Claim, Jobs};
 use crate::error::Error;
 use crate::job::{self, Due, JobRef, Kinds};
 use crate::policy::{KeepPolicy, State};
 use crate::wait::locked;
 use crate::{CrashDetection, Order, Transfer, queue};
-
-/// How long a wait goes on before it looks for signals: Ctrl-C ends it within 100 ms.
-const SLICE: Duration = Duration::from_millis(80);
 
 /// A queue in a directory.
 #[pyclass(frozen, module = "pacchettino._core")]
@@ -29,7 +27,7 @@ impl Queue {
     #[new]
     fn new(py: Python<'_>, base: PathBuf, keep: u8, durable: bool, by_pid: bool) -> PyResult<Self> {
         let keep = keep_policy(keep)?;
-        Ok(Self(py.detach(|| queue::Queue::open(base, keep, durable, detection(by_pid)))?))
+        Ok(Self(detached(py, || queue::Queue::open(base, keep, durable, detection(by_pid)))?))
     }
 
     #[getter]
@@ -44,7 +42,7 @@ impl Queue {
 
     #[setter]
     fn set_durable(&self, py: Python<'_>, durable: bool) -> PyResult<()> {
-        Ok(py.detach(|| self.0.set_durable(durable))?)
+        Ok(detached(py, || self.0.set_durable(durable))?)
     }
 
     #[getter]
@@ -58,7 +56,7 @@ impl Queue {
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.0.close());
+        detached(py, || self.0.close());
     }
 
     fn take_notices(&self) -> Vec<String> {
@@ -68,14 +66,14 @@ impl Queue {
     fn send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, delay: f64) -> PyResult<String> {
         let data = Payload::new(data, "data")?;
         let bytes = data.as_bytes();
-        let id = py.detach(|| self.0.send(bytes, Due::after(seconds(delay))?))?;
+        let id = detached(py, || self.0.send(bytes, Due::after(seconds(delay))?))?;
         Ok(id.to_string())
     }
 
     fn send_many(&self, py: Python<'_>, items: &Bound<'_, PyAny>, delay: f64) -> PyResult<Vec<String>> {
         let items = items.try_iter()?.map(|item| Payload::new(&item?, "each item")).collect::<PyResult<Vec<_>>>()?;
         let bytes: Vec<_> = items.iter().map(Payload::as_bytes).collect();
-        let ids = py.detach(|| self.0.send_many(&bytes, Due::after(seconds(delay))?))?;
+        let ids = detached(py, || self.0.send_many(&bytes, Due::after(seconds(delay))?))?;
         Ok(ids.into_iter().map(|id| id.to_string()).collect())
     }
 
@@ -95,68 +93,68 @@ impl Queue {
         Ok(id.to_string())
     }
 
-    /// `timeout` in seconds; for ever if it is `None`.
-    #[pyo3(signature = (timeout, fifo, data, file))]
+    /// `timeout` in seconds; for ever if it is `None`. Signals are looked for at least every `slice` seconds.
+    #[pyo3(signature = (timeout, slice, fifo, data, file))]
     fn claim(
         &self,
         py: Python<'_>,
         timeout: Option<f64>,
+        slice: f64,
         fifo: bool,
         data: bool,
         file: bool,
     ) -> PyResult<Option<Claim>> {
         let timeout = timeout.map(seconds);
         let claim = interruptible(py, |go_on| {
-            self.0.claim(Kinds { data, file }, order(fifo), timeout, SLICE, go_on)?.map(Claim::new).transpose()
+            self.0.claim(Kinds { data, file }, order(fifo), timeout, seconds(slice), go_on)?.map(Claim::new).transpose()
         })?;
         Ok(claim)
     }
 
     fn start_pass(&self, py: Python<'_>, fifo: bool, data: bool, file: bool) -> PyResult<Pass> {
-        let pass = py.detach(|| self.0.pass(Kinds { data, file }, order(fifo)))?;
+        let pass = detached(py, || self.0.pass(Kinds { data, file }, order(fifo)))?;
         Ok(Pass(Mutex::new(pass)))
     }
 
     fn claim_next(&self, py: Python<'_>, pass: &Pass) -> PyResult<Option<Claim>> {
         py.check_signals()?;
-        let claim = py.detach(|| self.0.claim_next(&mut locked(&pass.0))?.map(Claim::new).transpose())?;
-        Ok(claim)
+        Ok(detached(py, || self.0.claim_next(&mut locked(&pass.0))?.map(Claim::new).transpose())?)
     }
 
     fn status(&self, py: Python<'_>, job: &Bound<'_, PyString>) -> PyResult<Option<&'static str>> {
         let Some(job) = job_ref(job) else { return Ok(None) };
-        Ok(py.detach(|| self.0.status(&job))?.map(State::name))
+        Ok(detached(py, || self.0.status(&job))?.map(State::name))
     }
 
     fn is_in(&self, py: Python<'_>, state: &str, job: &Bound<'_, PyString>) -> PyResult<bool> {
         let state = named(state)?;
         let Some(job) = job_ref(job) else { return Ok(false) };
-        Ok(py.detach(|| self.0.is_in(state, &job))?)
+        Ok(detached(py, || self.0.is_in(state, &job))?)
     }
 
     fn count(&self, py: Python<'_>, state: &str) -> PyResult<usize> {
         let state = named(state)?;
-        Ok(py.detach(|| self.0.count(state))?)
+        Ok(detached(py, || self.0.count(state))?)
     }
 
     fn jobs(&self, py: Python<'_>, state: &str) -> PyResult<Jobs> {
         let state = named(state)?;
-        Ok(Jobs(Mutex::new(py.detach(|| self.0.jobs(state))?)))
+        Ok(Jobs(Mutex::new(detached(py, || self.0.jobs(state))?)))
     }
 
     fn requeue(&self, py: Python<'_>, job: &Bound<'_, PyString>) -> PyResult<bool> {
         let Some(job) = job_ref(job) else { return Ok(false) };
-        Ok(py.detach(|| self.0.requeue(&job))?)
+        Ok(detached(py, || self.0.requeue(&job))?)
     }
 
     fn requeue_all(&self, py: Python<'_>, which: u8) -> PyResult<usize> {
         let which = keep_policy(which)?;
-        Ok(py.detach(|| self.0.requeue_all(which))?)
+        Ok(detached(py, || self.0.requeue_all(which))?)
     }
 
     fn cleanup(&self, py: Python<'_>, which: u8, older_than: f64) -> PyResult<usize> {
         let which = keep_policy(which)?;
-        Ok(py.detach(|| self.0.cleanup(which, seconds(older_than)))?)
+        Ok(detached(py, || self.0.cleanup(which, seconds(older_than)))?)
     }
 }
 
@@ -171,12 +169,6 @@ pub(super) fn sent_at(job: &Bound<'_, PyString>) -> Option<u64> {
     u64::try_from(sent.as_millis()).ok()
 }
 
-/// Gives up the lock files of this process, at its end.
-#[pyfunction]
-pub(super) fn release_all(py: Python<'_>) {
-    py.detach(crate::release_all);
-}
-
 pub(super) fn due_after(delay: f64) -> Result<Option<Due>, Error> {
     Due::after(seconds(delay))
 }
@@ -189,14 +181,14 @@ fn interruptible<T: Send>(
     py.check_signals()?;
     let mut raised = None;
     let mut checked = true;
-    let done = py.detach(|| {
+    let done = detached(py, || {
         f(&mut || {
             // The first time that was just done.
             if std::mem::take(&mut checked) {
                 return true;
             }
-            raised = Python::attach(|py| py.check_signals().err());
-            raised.is_none()
+            raised = attached(|py| py.check_signals().err());
+            raised.is_none() && !is_exiting()
         })
     });
     match raised {
