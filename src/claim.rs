@@ -311,11 +311,8 @@ impl Held {
     }
 
     fn tell_more(&self) {
-        self.shared.tell(Notice::new(format!(
-            "job {}: other files were put beside the job's; they are kept in {}",
-            self.job.id(),
-            self.dir.path().display(),
-        )));
+        let (id, dir) = (self.job.id(), self.dir.path().display());
+        self.shared.tell(Notice::new(format!("job {id}: files were put beside the job's; they are kept in {dir}")));
     }
 }
 

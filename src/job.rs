@@ -6,6 +6,7 @@
 //! | `fle-<uuid>-<name>` | a file job |
 //! | `<due>-<job>` | a job in `scheduled/`; 13 digits, Unix milliseconds |
 //! | `<job>.<owner>` | a claim's directory |
+//! | `<job>.left-<n>` | one that was a claim's, and holds what somebody put beside the job |
 //! | `<uuid>-<token>`, `owner-<token>` | our files in `tmp/` |
 //!
 //! Names are bytes: whatever a file name may hold is kept. What does not parse is no job of ours and is left alone.
@@ -130,6 +131,13 @@ impl Job {
     pub(crate) fn claim_entry(&self, owner: OwnerName) -> OsString {
         let mut entry = self.entry();
         _ = write!(entry, ".{owner}"); // writing to a string can't fail
+        entry
+    }
+
+    /// The name of such a directory that is no claim any more: what follows the last dot is no owner.
+    pub(crate) fn set_aside_entry(&self, number: u32) -> OsString {
+        let mut entry = self.entry();
+        _ = write!(entry, ".left-{number}");
         entry
     }
 

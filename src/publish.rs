@@ -83,36 +83,30 @@ impl Publisher<'_> {
         transfer: Transfer,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Uuid> {
+        let look = if transfer == Transfer::Move { sys::stat } else { sys::stat_target };
+        check_regular(look(path).at(|| path.into())?.kind, path)?;
         let id = job::new_id().at(|| path.into())?;
         let job = Job::file(id, name)?;
-        if transfer == Transfer::Move {
-            if self.rename_source(path, &job)? {
-                self.sync_target(&[id])?;
-                return Ok(id);
-            }
-            // Another filesystem.
-            let source = open_regular(path)?;
-            self.copy(&source, &job, go_on)?;
+        if transfer == Transfer::Move && self.rename_source(path, &job)? {
             self.sync_target(&[id])?;
+            return Ok(id);
+        }
+        let source = sys::open_source(path).at(|| path.into())?;
+        // Something else may have come to its place.
+        check_regular(sys::stat_file(&source).at(|| path.into())?.kind, path)?;
+        self.copy(&source, &job, go_on)?;
+        self.sync_target(&[id])?;
+        if transfer == Transfer::Move {
             step!("publish: copied across");
             std::fs::remove_file(path)
                 .at(|| path.into())
                 .map_err(|source| Error::Sent { source: source.into(), sent: vec![id] })?;
-            return Ok(id);
         }
-        let source = open_regular(path)?;
-        self.copy(&source, &job, go_on)?;
-        self.sync_target(&[id])?;
         Ok(id)
     }
 
     /// Moves the file itself, or says that it is on another filesystem.
     fn rename_source(&self, path: &Path, job: &Job) -> Result<bool> {
-        check_regular(
-            sys::stat(path).at(|| path.into())?.kind,
-            path,
-            "only a regular file can be moved into the queue",
-        )?;
         if self.durable {
             sys::sync_source(path).at(|| path.into())?;
         }
@@ -211,23 +205,14 @@ impl Drop for Draft<'_> {
     }
 }
 
-fn open_regular(path: &Path) -> Result<File> {
-    let only = "only a regular file can be sent";
-    // Opening a socket fails and opening a device may do something, so look first; then look at what was opened.
-    check_regular(sys::stat_target(path).at(|| path.into())?.kind, path, only)?;
-    let file = sys::open_source(path).at(|| path.into())?;
-    check_regular(sys::stat_file(&file).at(|| path.into())?.kind, path, only)?;
-    Ok(file)
-}
-
-fn check_regular(kind: FileKind, path: &Path, other: &'static str) -> Result<()> {
+fn check_regular(kind: FileKind, path: &Path) -> Result<()> {
     let (what, kind) = match kind {
         FileKind::Regular => return Ok(()),
         FileKind::Directory => ("a directory can't be sent; pack it into a file first", io::ErrorKind::IsADirectory),
         FileKind::Symlink => {
             ("a symlink can't be moved into the queue; send a copy, or what it points to", io::ErrorKind::InvalidInput)
         }
-        FileKind::Other => (other, io::ErrorKind::InvalidInput),
+        FileKind::Other => ("only a regular file can be sent", io::ErrorKind::InvalidInput),
     };
     Err(Error::NotRegular { what, kind, path: path.into() })
 }

@@ -139,7 +139,12 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`] where that is not possible: `ENOTDIR` if there is a file in its place.
     pub fn open(base: impl AsRef<Path>, keep: KeepPolicy, durable: bool, detection: CrashDetection) -> Result<Self> {
-        let base: Arc<Path> = std::path::absolute(base.as_ref()).at(|| base.as_ref().into())?.into();
+        let base: Arc<Path> = match base.as_ref() {
+            empty if empty.as_os_str().is_empty() => {
+                return Err(std::io::Error::from(std::io::ErrorKind::NotFound)).at(|| empty.into());
+            }
+            base => std::path::absolute(base).at(|| base.into())?.into(),
+        };
         layout::make_base(&base)?;
         let shared = Shared::of(&base)?;
         let queue = Self {

@@ -79,7 +79,7 @@ impl Recovery<'_> {
         if table.is_own(claim.owner) {
             // A leftover under this process's own name. The table stays locked, or a thread could claim the job in
             // between and lose it to its own process.
-            let moved = self.move_orphan(claim, &dir);
+            let moved = self.move_orphan(claim, &dir, true);
             drop(table);
             return moved;
         }
@@ -88,10 +88,10 @@ impl Recovery<'_> {
             return Ok(false);
         }
         step!("recover: judged");
-        self.move_orphan(claim, &dir)
+        self.move_orphan(claim, &dir, false)
     }
 
-    fn move_orphan(&self, claim: &Found, dir: &Dir) -> Result<bool> {
+    fn move_orphan(&self, claim: &Found, dir: &Dir, is_own: bool) -> Result<bool> {
         let path = || dir.path().to_owned();
         let again = self.processing().stat(&claim.name);
         if again.is_err() || again.at(path)?.identity != dir.identity().at(path)? {
@@ -101,6 +101,9 @@ impl Recovery<'_> {
         step!("recover: moved");
         match self.processing().remove_dir(&claim.name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && is_own && self.is_queued(&claim.job) => {
+                self.set_aside(claim).at(path)?;
+            }
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
                 let dir = dir.path().display();
                 self.shared.tell_once(Notice::new(format!(
@@ -110,6 +113,22 @@ impl Recovery<'_> {
             removed => removed.at(path)?,
         }
         Ok(true)
+    }
+
+    fn is_queued(&self, job: &Job) -> bool {
+        self.layout.dir(State::Queued).is_file(&job.entry(), None)
+    }
+
+    /// Gives a leftover of this process's own, which is in the way of the job's next claim, a name that is no claim's.
+    fn set_aside(&self, claim: &Found) -> io::Result<()> {
+        let mut number = 1;
+        loop {
+            let aside = claim.job.set_aside_entry(number);
+            match self.processing().rename(&claim.name, self.processing(), &aside) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                moved => return moved,
+            }
+        }
     }
 
     /// Moves the job's file and nothing else.

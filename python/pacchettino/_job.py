@@ -7,7 +7,7 @@ import warnings
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pacchettino import _core
 from pacchettino._types import from_milliseconds, seconds
@@ -112,10 +112,18 @@ class Job:
             return
         if error is None:
             self.succeed()
-        elif isinstance(error, Exception):
-            self.fail()
-        else:
-            self._claim.interrupt()
+            return
+        try:
+            if isinstance(error, Exception):
+                self._claim.fail()
+            else:
+                self._claim.interrupt()
+        except OSError as unsettled:
+            # The error of the block is the one to go on.
+            logger.error("job %s could not be settled: %s", self.id, unsettled, extra={"job_id": self.id})
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Job can't be copied or pickled: it is this process's claim")
 
     def __del__(self) -> None:
         claim = getattr(self, "_claim", None)

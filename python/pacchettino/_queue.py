@@ -373,7 +373,7 @@ class Pacchettino:
 
     def __repr__(self) -> str:
         return (
-            f"Pacchettino({str(self.base_dir)!r}, {self.keep_policy!s}, durable={self.durable}, "
+            f"Pacchettino({str(self.base_dir)!r}, KeepPolicy.{self.keep_policy.name}, durable={self.durable}, "
             f"crash_detection={self.crash_detection!s}, retry_delay={self.retry_delay!r}, fifo={self.fifo})"
         )
 
@@ -453,7 +453,7 @@ class Pacchettino:
     def _kept(self, state: KeepPolicy) -> str:
         if state not in self._keep_policy:
             raise NotKeptError(
-                f"this queue does not keep {_STATE_OF[state]} jobs (keep_policy={self._keep_policy!s}); "
+                f"this queue does not keep {_STATE_OF[state]} jobs (keep_policy=KeepPolicy.{self._keep_policy.name}); "
                 "jobs() and cleanup() act on what is there all the same"
             )
         return _STATE_OF[state]
@@ -523,7 +523,7 @@ def _by_pid(value: CrashDetection) -> bool:
 def _check_handler(handler: Any) -> None:
     if not callable(handler):
         raise TypeError(f"a handler must be callable, not {type(handler).__name__}")
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
+    if any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (handler, type(handler).__call__)):
         raise TypeError("an async def can't be a handler: it would return before its work is done")
 
 

@@ -30,9 +30,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             PyOSError::new_err(arguments(py, error, Some(hint))?)
         }
         Error::NotRegular { what, kind, path } => {
-            let name = if *kind == io::ErrorKind::IsADirectory { "EISDIR" } else { "EINVAL" };
-            let errno: i32 = py.import("errno")?.getattr(name)?.extract()?;
-            PyOSError::new_err((errno, (*what).to_owned(), path.as_os_str().to_owned()))
+            PyOSError::new_err((errno_of(py, *kind)?, (*what).to_owned(), path.as_os_str().to_owned()))
         }
         Error::Sent { sent, .. } => {
             let class = py.import("pacchettino._types")?.getattr("SendError")?.cast_into::<PyType>()?;
@@ -51,11 +49,22 @@ type Arguments = (i32, String, Option<std::ffi::OsString>);
 /// The arguments that make `OSError` the exception that Python itself would have raised.
 fn arguments(py: Python<'_>, error: &Error, hint: Option<&str>) -> PyResult<Arguments> {
     let os = py.import("os")?;
-    let errno = match error.errno() {
-        Some(errno) => errno,
-        None => py.import("errno")?.getattr("EIO")?.extract()?,
+    let errno = match (error.errno(), error.kind()) {
+        (Some(errno), _) => errno,
+        (None, kind) => errno_of(py, kind.unwrap_or(io::ErrorKind::Other))?,
     };
     let reason: String = os.call_method1("strerror", (errno,))?.extract()?;
     let text = hint.map_or_else(|| reason.clone(), |hint| format!("{reason}; {hint}"));
     Ok((errno, text, error.path().map(Path::as_os_str).map(ToOwned::to_owned)))
+}
+
+/// The `errno` of an error that this crate found before the system did.
+fn errno_of(py: Python<'_>, kind: io::ErrorKind) -> PyResult<i32> {
+    let name = match kind {
+        io::ErrorKind::IsADirectory => "EISDIR",
+        io::ErrorKind::InvalidInput => "EINVAL",
+        io::ErrorKind::NotFound => "ENOENT",
+        _ => "EIO",
+    };
+    py.import("errno")?.getattr(name)?.extract()
 }
