@@ -33,8 +33,8 @@ FileHandler: TypeAlias = Callable[[str, str, Path], Result | None]
 D = TypeVar("D", bound=DataHandler)
 F = TypeVar("F", bound=FileHandler)
 
-# Daemon threads stay out of an interpreter that ends. Lock files of a process that ends in order go with it; those of one
-# that dies are noticed by their lock.
+# Daemon threads stay out of an interpreter that ends. Lock files of a process that ends in order go with it; those of
+# one that dies are noticed by their lock.
 atexit.register(_core.release_all)
 
 

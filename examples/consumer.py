@@ -1,0 +1,23 @@
+"""Handles what producer.py sends through ./queue, until Ctrl-C."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from pacchettino import Pacchettino
+
+queue = Pacchettino("queue")
+
+
+@queue.on_data_received
+def print_data(id: str, data: bytes) -> None:
+    print("data:", data.decode())
+
+
+@queue.on_file_received
+def print_size(id: str, name: str, path: Path) -> None:
+    print("file:", name, path.stat().st_size, "bytes")
+
+
+with suppress(KeyboardInterrupt):
+    while queue.receive_one(timeout=None):
+        pass

@@ -1,0 +1,38 @@
+"""What README.md shows is what happens."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_producer_and_the_consumer_are_the_examples() -> None:
+    for name in ("producer.py", "consumer.py"):
+        assert (ROOT / "examples" / name).read_text() in BLOCKS
+
+
+def test_the_consumer_handles_what_the_producer_sent_until_ctrl_c(tmp_path: Path) -> None:
+    producer, consumer, *_ = BLOCKS
+    # The delay is shortened; what is shown is not the wait.
+    Path(tmp_path, "producer.py").write_text(producer.replace("delay=5", "delay=0.1"))
+    Path(tmp_path, "consumer.py").write_text(consumer)
+    subprocess.run([sys.executable, "producer.py"], cwd=tmp_path, check=True)
+    command = [sys.executable, "-u", "consumer.py"]
+    with subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        lines = sorted(running.stdout.readline().split(":")[0] for _ in range(3))
+        running.send_signal(signal.SIGINT)
+        assert running.wait() == 0
+        assert running.stderr.read() == ""
+    assert lines == ["data", "data", "file"]
+
+
+def test_each_other_block_runs(tmp_path: Path) -> None:
+    for block in BLOCKS[2:]:
+        subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True)
