@@ -28,6 +28,13 @@ const POLL: Duration = Duration::from_millis(50);
 /// How often who waits looks all the same: for the jobs of the dead, and for what the kernel did not tell.
 const SLOW_POLL: Duration = Duration::from_secs(1);
 
+/// [`SLOW_POLL`], which a test can switch off.
+fn slow_poll() -> Duration {
+    #[cfg(feature = "failpoints")]
+    fail::fail_point!("wait: no slow poll", |_| Duration::MAX);
+    SLOW_POLL
+}
+
 /// How many looks in a row must find nothing before a job is said to be nowhere: it may move between two of them.
 const LOOKS: usize = 3;
 
@@ -279,7 +286,7 @@ impl Queue {
                 Ok(Look::Claimed(claim)) => return Ok(Some(claim)),
                 Ok(Look::Nothing(_)) if is_last => return Ok(None),
                 Ok(Look::Nothing(nothing)) => {
-                    let poll = if nothing.watched { SLOW_POLL } else { POLL };
+                    let poll = if nothing.watched { slow_poll() } else { POLL };
                     let due = nothing.next_due.map_or(Duration::MAX, Due::remaining);
                     (Some(nothing), Deadline::after(poll.min(due)))
                 }
@@ -316,7 +323,9 @@ impl Queue {
                 )));
                 false
             });
+        step!("look: armed");
         let seen = shared.wait.generation();
+        step!("look: noted");
         self.care_in_passing(shared)?;
         let mut cared = false;
         let mut readings = shared.listing(order).readings;
@@ -336,6 +345,7 @@ impl Queue {
                 }
             }
             let next_due = locked(&shared.care).schedule.next_due;
+            step!("look: found nothing");
             return Ok(Look::Nothing(Nothing { shared: Arc::clone(shared), seen, watched, next_due }));
         }
     }

@@ -82,6 +82,12 @@ impl World {
         assert!(claim(&self.queue).is_none());
     }
 
+    /// Waits for a job, for ever, in a thread of that name.
+    fn wait_in_thread(&self, name: &str) -> JoinHandle<Option<Claim>> {
+        let queue = Arc::clone(&self.queue);
+        thread(name, move || queue.claim(Kinds::ANY, Order::Fifo, None, Duration::MAX, || true).unwrap())
+    }
+
     /// Runs `claim` in a thread of that name.
     fn claim_in_thread(&self, name: &str) -> JoinHandle<Option<Claim>> {
         let queue = Arc::clone(&self.queue);
@@ -526,6 +532,127 @@ fn rule_12_a_job_that_moves_between_two_looks_is_not_unknown() {
     })
     .unwrap();
     assert_eq!(world.status(&job), Some(State::Queued));
+}
+
+/// A job comes by another process while a thread is about to wait, at each place on its way to sleep; nothing but the
+/// kernel's word can end its wait.
+#[test]
+#[cfg(target_os = "linux")]
+fn rule_13_no_job_that_comes_on_the_way_to_sleep_is_slept_through() {
+    let places = ["look: armed", "look: noted", "look: lists", "look: found nothing", "wait: leads"];
+    for place in places {
+        for state in ["queued", "scheduled"] {
+            let world = World::new();
+            fail::cfg("wait: no slow poll", "return").unwrap();
+            let stop = Stop::at(place, "waiter");
+            let waiter = world.wait_in_thread("waiter");
+            stop.reached();
+            let due = if state == "scheduled" { "0000000000001-" } else { "" };
+            let entry = format!("{due}{}", world_job(1).entry().display());
+            fs::write(world.path("tmp/work"), "work").unwrap();
+            fs::rename(world.path("tmp/work"), world.path(state).join(entry)).unwrap();
+            stop.go();
+            assert_eq!(waiter.join().unwrap().unwrap().read().unwrap(), b"work", "{place} {state}");
+        }
+    }
+}
+
+/// A job that a thread skipped, since another one was at it, is offered again when that one leaves it.
+#[test]
+fn rule_13_a_job_that_leaves_the_table_wakes_who_skipped_it() {
+    let world = World::new();
+    fail::cfg("wait: no slow poll", "return").unwrap();
+    world.send("work");
+    let held = claim(&world.queue).unwrap();
+    let stop = Stop::at("settle: removed", "settler");
+    let settler = thread("settler", move || held.settle(Outcome::Retry(None)));
+    stop.reached();
+    let sleeps = Stop::at("wait: leads", "waiter");
+    let waiter = world.wait_in_thread("waiter");
+    sleeps.reached();
+    sleeps.go();
+    stop.go();
+    settler.join().unwrap().unwrap();
+    assert_eq!(waiter.join().unwrap().unwrap().read().unwrap(), b"work");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn rule_13_threads_that_sleep_are_all_asked_and_one_gets_the_job() {
+    let world = World::new();
+    fail::cfg("wait: no slow poll", "return").unwrap();
+    let waiters: Vec<_> = ["one", "two", "three"].map(|name| world.wait_in_thread(name)).into();
+    for number in 1..=3 {
+        let path = world.path("queued").join(world_job(number).entry());
+        fs::write(world.path("tmp/work"), "work").unwrap();
+        fs::rename(world.path("tmp/work"), path).unwrap();
+    }
+    let claims: Vec<_> = waiters.into_iter().map(|waiter| waiter.join().unwrap().unwrap()).collect();
+    let ids: std::collections::HashSet<_> = claims.iter().map(|claim| claim.job().unwrap().id()).collect();
+    assert_eq!(ids.len(), 3);
+}
+
+#[test]
+fn rule_14_a_drain_lists_the_queue_a_bounded_number_of_times() {
+    let world = World::new();
+    let listings = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&listings);
+    fail::cfg_callback("look: lists", move || *count.lock().unwrap() += 1).unwrap();
+    let items = vec![b"work"; 2000];
+    world.queue.send_many(&items, None).unwrap();
+    for _ in &items {
+        claim(&world.queue).unwrap().settle(Outcome::Success).unwrap();
+    }
+    world.look();
+    assert_eq!(*listings.lock().unwrap(), 2, "one to begin with, one to see that there is no more");
+}
+
+#[test]
+fn rule_14_before_returning_empty_handed_the_queue_is_listed_afresh() {
+    let world = World::new();
+    world.send("first");
+    claim(&world.queue).unwrap().settle(Outcome::Success).unwrap();
+    let stop = Stop::at("look: lists", "claimer");
+    let claimer = world.claim_in_thread("claimer");
+    stop.reached();
+    world.send("second");
+    stop.go();
+    assert_eq!(claimer.join().unwrap().unwrap().read().unwrap(), b"second");
+}
+
+#[test]
+fn rule_15_a_temporary_goes_when_its_writers_lock_is_free_and_only_then() {
+    let world = World::new();
+    let id = world_job(1).id();
+    let abandoned = world.path("tmp").join(format!("{id}-{FOREIGN}"));
+    let foreign = world.path("tmp").join(id.to_string());
+    for path in [&abandoned, &foreign] {
+        fs::write(path, "half").unwrap();
+    }
+    let lock = world.lock(FOREIGN);
+    world.look();
+    assert!(abandoned.exists(), "its writer lives");
+    drop(lock);
+    world.look();
+    assert!(!abandoned.exists());
+    assert_eq!(fs::read(&foreign).unwrap(), b"half", "it may be a program's only copy");
+}
+
+#[test]
+fn rule_15_a_sender_whose_temporary_was_taken_for_a_dead_ones_sends_again() {
+    let world = World::new();
+    let stop = Stop::at("publish: closed", "sender");
+    let queue = Arc::clone(&world.queue);
+    let sender = thread("sender", move || queue.send(b"work", None));
+    stop.reached();
+    fs::remove_file(world.path("owners").join(world.token())).unwrap();
+    for name in world.names("tmp") {
+        fs::remove_file(world.path("tmp").join(name)).unwrap();
+    }
+    stop.go();
+    sender.join().unwrap().unwrap();
+    assert_eq!(claim(&world.queue).unwrap().read().unwrap(), b"work");
+    assert_eq!(world.names("tmp"), [""; 0]);
 }
 
 /// A job that nobody sent.
