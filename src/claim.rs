@@ -124,27 +124,31 @@ impl Claim {
     /// # Errors
     /// [`Error::Io`] if it can't be opened, [`Error::NotRegular`] if it is no regular file.
     pub fn open(&self) -> Result<File> {
-        let held = self.held()?;
-        let file = held.dir.open_file(held.job.claimed_name()).at(|| held.path())?;
-        if !file.metadata().at(|| held.path())?.is_file() {
-            let kind = io::ErrorKind::InvalidInput;
-            return Err(Error::NotRegular { what: "a job must be a regular file", kind, path: held.path() });
-        }
-        Ok(file)
+        self.open_sized().map(|(file, _)| file)
     }
 
-    /// Reads its bytes.
+    /// Reads its bytes, as many as there were when it was opened.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn read(&self) -> Result<Vec<u8>> {
-        let mut file = self.open()?;
+        let (file, length) = self.open_sized()?;
         let path = || self.path().unwrap_or_default();
-        let length = file.metadata().at(path)?.len().try_into().unwrap_or(0);
         let mut data = Vec::new();
-        data.try_reserve_exact(length).map_err(io::Error::from).at(path)?;
-        file.read_to_end(&mut data).at(path)?;
+        data.try_reserve_exact(length.try_into().unwrap_or(usize::MAX)).map_err(io::Error::from).at(path)?;
+        file.take(length).read_to_end(&mut data).at(path)?;
         Ok(data)
+    }
+
+    fn open_sized(&self) -> Result<(File, u64)> {
+        let held = self.held()?;
+        let file = held.dir.open_file(held.job.claimed_name()).at(|| held.path())?;
+        let metadata = file.metadata().at(|| held.path())?;
+        if !metadata.is_file() {
+            let kind = io::ErrorKind::InvalidInput;
+            return Err(Error::NotRegular { what: "a job must be a regular file", kind, path: held.path() });
+        }
+        Ok((file, metadata.len()))
     }
 
     /// Gives the verdict. With a durable queue it is on the disk when this returns.

@@ -11,11 +11,13 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
+use crate::fork::PerProcess;
+
 static EXITING: AtomicBool = AtomicBool::new(false);
 static EXIT_THREAD: OnceLock<ThreadId> = OnceLock::new();
 
-/// How many threads have passed the check below and are not yet back.
-static RETURNING: AtomicUsize = AtomicUsize::new(0);
+/// How many threads have passed the check below and are not yet back. Those of a parent process never are, in its child.
+static RETURNING: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 
 /// Runs `f` while other Python threads run.
 pub(super) fn detached<T: Send>(py: Python<'_>, f: impl FnOnce() -> T + Send) -> T {
@@ -49,14 +51,14 @@ pub(super) fn release_all(py: Python<'_>) {
     py.detach(|| {
         crate::release_all();
         // Who was on the way back before is let through: it is a matter of moments.
-        while RETURNING.load(Ordering::SeqCst) > 0 {
+        while RETURNING.get().load(Ordering::SeqCst) > 0 {
             thread::sleep(Duration::from_millis(1));
         }
     });
 }
 
 fn start_return() {
-    RETURNING.fetch_add(1, Ordering::SeqCst);
+    RETURNING.get().fetch_add(1, Ordering::SeqCst);
     if is_exiting() {
         end_return();
         loop {
@@ -66,5 +68,5 @@ fn start_return() {
 }
 
 fn end_return() {
-    RETURNING.fetch_sub(1, Ordering::SeqCst);
+    RETURNING.get().fetch_sub(1, Ordering::SeqCst);
 }
