@@ -1,0 +1,99 @@
+"""Fixtures and helpers for all tests."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pacchettino import Pacchettino
+
+
+def find(directory: Path) -> list[str]:
+    """List the files below a queue, sorted, relative to it, but for the lock files in `owners/`."""
+    files = (Path(folder, name) for folder, _, names in os.walk(directory) for name in names)
+    found = (str(file.relative_to(directory)) for file in files)
+    return sorted(name for name in found if not name.startswith("owners/"))
+
+
+def finish_thread(thread: threading.Thread, timeout: float = 30) -> None:
+    """Join a thread, and fail instead of hanging where it does not end."""
+    thread.join(timeout)
+    assert not thread.is_alive(), f"{thread.name} is still running"
+
+
+def start_python(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Start a Python program that talks through pipes. To be used in a `with`, which waits for it."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def queue_dir(tmp_path: Path) -> Path:
+    """Where a queue can be made; nothing is there yet."""
+    return tmp_path / "queue"
+
+
+@pytest.fixture
+def queue(queue_dir: Path) -> Iterator[Pacchettino]:
+    """A queue with the default settings."""
+    with Pacchettino(queue_dir) as queue:
+        yield queue
+
+
+@pytest.fixture
+def other_filesystem(tmp_path: Path) -> Iterator[Path]:
+    """A directory on another filesystem than `tmp_path`."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("NOT TESTED: /dev/shm is missing, or the tests' own directory is on the same filesystem")
+    directory = Path(tempfile.mkdtemp(prefix="pacchettino-test-", dir=shm))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def small_filesystem(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of one mebibyte."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("NOT TESTED: a full disk needs the right to mount a filesystem")
+    yield directory
+    # Lazily: a queue that is still referred to holds its directories open.
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    """Sets the umask; it is as before after the test."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+@pytest.fixture
+def mode_bound() -> Iterator[None]:
+    """File modes bind this thread, root's as well: what root may do beyond them is given up for the test."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of capget(2), this thread
+    capabilities = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, and their upper halves
+    if libc.capget(header, capabilities) != 0:
+        pytest.skip("NOT TESTED: the capabilities of this thread can't be read")
+    before = capabilities[0]
+    capabilities[0] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    assert libc.capset(header, capabilities) == 0
+    yield
+    capabilities[0] = before
+    assert libc.capset(header, capabilities) == 0

@@ -1,0 +1,355 @@
+"""Other processes that the tests talk to, and a look at a queue's directory that does not go through the queue."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import fcntl
+import multiprocessing
+import os
+import random
+import select
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+STATES = ("queued", "scheduled", "processing", "success", "failed", "interrupted")
+DIRECTORIES = (*STATES, "tmp", "owners")
+
+ID = rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+TOKEN = rb"[a-z][0-9a-z]{9}"
+DUE = rb"[0-9]{13}"
+
+PATIENCE = 60
+"""Seconds after which what should have come long ago is taken to hang."""
+
+
+# The directory
+
+
+def new_id(milliseconds: int | None = None) -> str:
+    """Make a version-7 UUID by hand."""
+    stamp = time.time_ns() // 1_000_000 if milliseconds is None else milliseconds
+    low = 0x8000_0000_0000_0000 | random.getrandbits(62)
+    text = f"{stamp:012x}7{random.getrandbits(12):03x}{low:016x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def lay_down(base: Path, files: dict[bytes, bytes]) -> None:
+    """Make a queue's directories, and files in them by their paths below the queue's directory."""
+    for directory in DIRECTORIES:
+        (base / directory).mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        file = base / os.fsdecode(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
+def entries(directory: Path) -> list[bytes]:
+    """List a directory's names, as bytes."""
+    return sorted(os.listdir(os.fsencode(directory)))  # noqa: PTH208
+
+
+def everything(base: Path) -> dict[bytes, tuple[str, bytes]]:
+    """Describe all that is below a directory: what it is, and what is in it."""
+    found = {}
+    for folder, folders, names in os.walk(os.fsencode(base)):
+        for name in folders + names:
+            path = Path(os.fsdecode(folder), os.fsdecode(name))
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                described = ("file", path.read_bytes())
+            elif stat.S_ISDIR(mode):
+                described = ("directory", b"")
+            elif stat.S_ISLNK(mode):
+                described = ("link", os.fsencode(path.readlink()))
+            else:
+                described = ("other", str(stat.S_IFMT(mode)).encode())
+            found[os.fsencode(path.relative_to(base))] = described
+    return found
+
+
+def files(base: Path) -> dict[bytes, bytes]:
+    """Give the content of each file of a queue, by its path below the queue's directory; lock files are left out."""
+    return {
+        path: content
+        for path, (kind, content) in everything(base).items()
+        if kind == "file" and not path.startswith(b"owners/")
+    }
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the `flock` of a file."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is nowhere, not even as a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def child_of(pid: int) -> int:
+    """Give the PID of a process's only child."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def dead_pid() -> int:
+    """Give the PID of a process that was, and was waited for."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert has_ended(process.pid)
+    return process.pid
+
+
+# A record outside the queue
+
+
+class Ledger:
+    """A file to which any number of processes add lines, each by one write that nothing can tear or lose."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def __reduce__(self) -> tuple[type[Ledger], tuple[Path]]:
+        return Ledger, (self.path,)
+
+    def add(self, *lines: str) -> None:
+        data = "".join(f"{line}\n" for line in lines).encode()
+        assert os.write(self._file, data) == len(data)
+
+    def lines(self) -> list[str]:
+        return self.path.read_text().splitlines()
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+# Other processes
+
+
+class Process:
+    """A process that runs Python code that it is sent and answers with the value of the last expression.
+
+    The code's names stay from one call to the next; a forked child inherits them. `fork()` is one of them.
+    """
+
+    def __init__(self, connection: Connection, pid: int) -> None:
+        self._connection = connection
+        self.pid = pid
+        self._handle = os.pidfd_open(pid)
+
+    def __call__(self, code: str) -> Any:
+        self.begin(code)
+        return self.end()
+
+    def begin(self, code: str) -> None:
+        """Send code without waiting for what comes of it."""
+        self._connection.send(textwrap.dedent(code))
+
+    def end(self) -> Any:
+        """Give the value of the code that was sent before, or raise what it raised."""
+        return answer(self._connection)
+
+    def fork(self) -> Process:
+        """Let it fork; the child is another process to talk to."""
+        self.begin("fork()")
+        child = self.adopt()
+        self.end()
+        return child
+
+    def adopt(self) -> Process:
+        """Give the child that the code begun is about to fork."""
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            send_handle(self._connection, theirs.fileno(), self.pid)
+        return Process(ours, answer(ours))
+
+    def leave(self) -> None:
+        """Let `fork()` return in this forked child; the code that called it goes on."""
+        self._connection.send(None)
+
+    def finish(self) -> None:
+        """Let this process come to its end as programs do, and wait until it has."""
+        self._connection.send(None)
+        self.wait()
+
+    def kill(self) -> None:
+        """Kill it and wait until it is dead; it may be a zombie then."""
+        signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self.wait()
+
+    def is_running(self) -> bool:
+        return not select.select([self._handle], [], [], 0)[0]
+
+    def wait(self) -> None:
+        """Wait until it has ended; it may be a zombie then."""
+        assert select.select([self._handle], [], [], PATIENCE)[0], f"process {self.pid} does not end"
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.is_running():
+            self.kill()
+        os.close(self._handle)
+        self._connection.close()
+
+
+class Peer(Process):
+    """A Python of its own, with a queue called `queue` if there is a directory for it."""
+
+    def __init__(
+        self, base: Path | None = None, settings: str = "", *, under: Iterable[str] = (), leaderless: bool = False
+    ) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            program = [sys.executable, "-W", "error", __file__, str(theirs.fileno())]
+            command = [*under, *program, *(["leaderless"] if leaderless else [])]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        try:
+            answer(ours)
+            super().__init__(ours, child_of(self._process.pid) if under else self._process.pid)
+        except BaseException:
+            ours.close()
+            self._process.kill()
+            self.reap()
+            raise
+        if base is not None:
+            self.open(base, settings)
+
+    def open(self, base: Path, settings: str = "") -> None:
+        """Open a queue there: `queue`."""
+        self(f"queue = Pacchettino({os.fspath(base)!r}, {settings})")
+
+    def execute(self) -> None:
+        """Let it `exec` this program anew, with nothing but its PID left."""
+        self.begin("os.execv(sys.executable, sys.orig_argv)")
+        assert self.end() == self.pid
+
+    def finish(self) -> None:
+        super().finish()
+        assert self._process.wait() == 0
+
+    def reap(self) -> None:
+        """Wait for it, so that its PID is free."""
+        self._process.wait(PATIENCE)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        self.reap()
+
+
+def answer(connection: Connection) -> Any:
+    """Read an answer from the other side."""
+    assert connection.poll(PATIENCE), "no answer"
+    failed, value = connection.recv()
+    if failed:
+        raise value
+    return value
+
+
+class _Server:
+    """The other side."""
+
+    def __init__(self, connection: Connection) -> None:
+        import pacchettino
+
+        self._connection = connection
+        self._names: dict[str, Any] = {
+            **{name: getattr(pacchettino, name) for name in pacchettino.__all__},
+            "fork": self._fork,
+            "os": os,
+            "signal": signal,
+            "sys": sys,
+            "threading": threading,
+        }
+
+    def serve(self) -> None:
+        """Answer until told to leave. When nobody is there to be answered any more, this process ends."""
+        while True:
+            try:
+                code = self._connection.recv()
+                if code is None:
+                    return
+                value = self._value(code)
+                self._connection.send(value)
+            except (EOFError, ConnectionError):
+                os._exit(0)
+
+    def greet(self) -> None:
+        self._connection.send((False, os.getpid()))
+
+    def _value(self, code: str) -> tuple[bool, Any]:
+        try:
+            tree = ast.parse(code)
+            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "<peer>", "exec"), self._names)
+            if last is None:
+                return False, None
+            return False, eval(compile(ast.Expression(last.value), "<peer>", "eval"), self._names)
+        except Exception as error:
+            error.add_note(f"in process {os.getpid()}:\n{traceback.format_exc()}")
+            return True, error
+
+    def _fork(self) -> int:
+        """Fork. The child answers on a line of its own, until told to leave; then this returns 0 there."""
+        handle = recv_handle(self._connection)
+        pid = os.fork()
+        if pid:
+            os.close(handle)
+            return pid
+        self._connection.close()
+        self._connection = Connection(handle)
+        self.greet()
+        self.serve()
+        return 0
+
+
+def _main() -> None:
+    _, number, *leaderless = sys.argv
+    server = _Server(Connection(int(number)))
+    if not leaderless:
+        server.greet()
+        server.serve()
+        return
+    # The first thread ends, the second goes on: the process looks like a zombie then.
+    threading.Thread(target=_serve_without_leader, args=(server,)).start()
+    ctypes.CDLL(None).pthread_exit(None)
+
+
+def _serve_without_leader(server: _Server) -> None:
+    while "\nState:\tZ" not in Path("/proc/self/status").read_text():
+        os.sched_yield()
+    server.greet()
+    server.serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _main()
