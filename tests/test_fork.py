@@ -481,8 +481,7 @@ def test_a_fork_while_another_thread_makes_lock_files_keeps_none_of_them(tmp_pat
     hold = os.open(line, os.O_RDWR)
     try:
         with Peer() as peer:
-            assert (
-                peer(f"""
+            peer(f"""
                 from pathlib import Path
                 queues = [Pacchettino(Path({os.fspath(tmp_path)!r}, f"queue {{number}}")) for number in range(80)]
                 def make():
@@ -492,7 +491,7 @@ def test_a_fork_while_another_thread_makes_lock_files_keeps_none_of_them(tmp_pat
                 ready, children = os.pipe(), 0
                 thread = threading.Thread(target=make)
                 thread.start()
-                while thread.is_alive():
+                while thread.is_alive() or children == 0:
                     children += 1
                     if os.fork() == 0:
                         with open({os.fspath(line)!r}) as line:
@@ -501,10 +500,7 @@ def test_a_fork_while_another_thread_makes_lock_files_keeps_none_of_them(tmp_pat
                         os._exit(0)
                 for _ in range(children):
                     os.read(ready[0], 1)
-                children
             """)
-                > 20
-            )
             locks = list(tmp_path.glob("queue */owners/*"))
             assert len(locks) == 80
             assert all(is_locked(lock) for lock in locks)

@@ -9,8 +9,7 @@ import re
 import shutil
 import stat
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,15 +18,20 @@ from typing import Any
 import pytest
 from conftest import start_python
 from helpers import entries, everything, files, lay_down
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pacchettino import CrashDetection, Job, KeepPolicy, NotKeptError, Pacchettino, Result, Status
 
-# The examples are the same in every run. What a test's own directory was made with is made anew by the test itself.
-repeatable = settings(
-    derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+
+def repeatable(examples: int) -> settings:
+    """Give settings under which each run draws the same examples."""
+    # What a test's own directory was made with is made anew by the test itself.
+    ignored = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(
+        max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=ignored
+    )
+
 
 FAR = 1_000_000
 KEPT = {
@@ -60,8 +64,7 @@ GOOD_NAMES = NAME_BYTES.map(lambda name: name.replace(b"\0", b"\1").replace(b"/"
 )
 
 
-@repeatable
-@settings(max_examples=150)
+@repeatable(150)
 @given(name=GOOD_NAMES, way=st.sampled_from(["copy", "move", "name"]), content=st.binary(max_size=20))
 def test_every_name_that_a_file_can_have_goes_round_the_queue_byte_for_byte(
     queue: Pacchettino, queue_dir: Path, tmp_path: Path, name: bytes, way: str, content: bytes
@@ -117,22 +120,20 @@ BAD_NAMES = st.one_of(
 )
 
 
-@repeatable
-@settings(max_examples=150)
+@repeatable(150)
 @given(name=BAD_NAMES, do_copy=st.booleans(), delay=st.sampled_from([0, FAR]))
 def test_every_name_that_a_file_can_not_have_is_refused_and_nothing_is_left(
     queue: Pacchettino, queue_dir: Path, tmp_path: Path, name: str, do_copy: bool, delay: int
 ) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"content")
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         queue.send_file(source, copy=do_copy, name=name, delay=delay)
     assert source.read_bytes() == b"content"
     assert files(queue_dir) == {}
 
 
-@repeatable
-@settings(max_examples=20)
+@repeatable(20)
 @given(length=st.integers(201, 255), filler=st.sampled_from([b"n", b"\xff", b"-", b"."]), do_copy=st.booleans())
 def test_a_file_whose_own_name_is_too_long_is_refused_and_stays(
     queue: Pacchettino, queue_dir: Path, tmp_path: Path, length: int, filler: bytes, do_copy: bool
@@ -148,24 +149,7 @@ def test_a_file_whose_own_name_is_too_long_is_refused_and_stays(
 
 # Ids
 
-ODD_CHARACTERS = [
-    "\0",
-    "/",
-    "\\",
-    ".",
-    "-",
-    " ",
-    "\n",
-    "\ud800",
-    "\udcff",
-    "\udfff",
-    "ß",
-    "A",
-    "g",
-    "{",
-    "}",
-    "\U0010ffff",
-]
+ODD_CHARACTERS = [*"\0/\\.- \nßAg{}", "\ud800", "\udcff", "\udfff", "\U0010ffff"]
 ANY_TEXT = st.one_of(
     st.text(max_size=80),
     st.text(st.characters(categories=["Cs", "Cc", "Lu", "Nd"]), max_size=80),
@@ -201,13 +185,11 @@ def settled(tmp_path: Path) -> Iterator[Settled]:
         for status in PRESENT:
             for kind in ("data", "file"):
                 delay = FAR if status is Status.SCHEDULED else 0
-                is_data = kind == "data"
-                name = "re-port.v2 ä.txt"
-                id = (
-                    queue.send_data(b"data", delay=delay)
-                    if is_data
-                    else queue.send_file(source, name=name, delay=delay)
-                )
+                is_data, name = kind == "data", "re-port.v2 ä.txt"
+                if is_data:
+                    id = queue.send_data(b"data", delay=delay)
+                else:
+                    id = queue.send_file(source, name=name, delay=delay)
                 entry = f"raw-{id}" if is_data else f"fle-{id}-{name}"
                 if status in KEPT:
                     (base / "queued" / entry).rename(base / status.value / entry)
@@ -280,7 +262,7 @@ def ask_everything(settled: Settled, text: str) -> None:
         assert getattr(queue, f"is_{status.value}")(text) is (status is known)
     sent = time_in(text)
     if sent is None:
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"."):
             Pacchettino.sent_at(text)
     else:
         assert Pacchettino.sent_at(text) == sent
@@ -288,8 +270,7 @@ def ask_everything(settled: Settled, text: str) -> None:
         assert queue.requeue(text) is False
 
 
-@repeatable
-@settings(max_examples=150)
+@repeatable(150)
 @given(data=st.data())
 def test_any_text_for_an_id_is_answered_and_touches_nothing(settled: Settled, data: st.DataObject) -> None:
     before = everything(settled.home)
@@ -297,8 +278,7 @@ def test_any_text_for_an_id_is_answered_and_touches_nothing(settled: Settled, da
     assert everything(settled.home) == before
 
 
-@repeatable
-@settings(max_examples=300)
+@repeatable(300)
 @given(data=st.data())
 def test_what_is_nearly_an_id_is_answered_as_exactly_what_it_is(settled: Settled, data: st.DataObject) -> None:
     before = everything(settled.home)
@@ -312,8 +292,7 @@ def test_the_ids_and_the_entries_themselves_are_found(settled: Settled) -> None:
         ask_everything(settled, name)
 
 
-@repeatable
-@settings(max_examples=60)
+@repeatable(60)
 @given(stamp=st.one_of(st.integers(0, 2**48 - 1), st.sampled_from([0, 253402300799999, 253402300800000, 2**48 - 1])))
 def test_a_job_sent_at_any_time_that_an_id_can_tell_is_listed_with_the_others(quick_dir: Path, stamp: int) -> None:
     text = f"{stamp:012x}"
@@ -323,7 +302,7 @@ def test_a_job_sent_at_any_time_that_an_id_can_tell_is_listed_with_the_others(qu
     with Pacchettino(base) as queue:
         id = queue.send_data(b"usual")
         assert {info.id for info in queue.jobs(Status.QUEUED)} == {odd, id}
-        # An id that tells a year after 9999 tells no `datetime`; which of the words for that is not this test's business.
+        # A year after 9999 is none that a `datetime` can tell.
         with contextlib.suppress(ValueError):
             assert Pacchettino.sent_at(odd) == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=stamp)
         assert queue.requeue_all(KeepPolicy.ALL) == 0
@@ -338,8 +317,7 @@ def test_a_job_sent_at_any_time_that_an_id_can_tell_is_listed_with_the_others(qu
 # Sizes
 
 
-@repeatable
-@settings(max_examples=60)
+@repeatable(60)
 @given(
     content=st.one_of(st.sampled_from([b"", b"\0", b"\xff"]), st.binary(max_size=300), st.binary(min_size=5000)),
     way=st.sampled_from(["bytes", "bytearray", "memoryview", "many", "copy", "move"]),
@@ -799,9 +777,4 @@ def give(answer: str) -> Any:
 
 
 TestQueueBesideModel = QueueBesideModel.TestCase
-TestQueueBesideModel.settings = settings(
-    repeatable,
-    max_examples=60,
-    stateful_step_count=40,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+TestQueueBesideModel.settings = settings(repeatable(60), stateful_step_count=40)
