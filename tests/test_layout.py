@@ -678,8 +678,10 @@ def test_what_is_in_place_of_the_file_of_a_dead_claim_is_left_alone(queue_dir: P
 
 
 def test_a_claim_whose_lock_file_can_not_be_opened_counts_as_alive(queue_dir: Path, outside: Path) -> None:
-    lay_down(queue_dir, {b"processing/%s.linked0000/raw" % in_name(None): b"payload"})
+    claims = {b"processing/%s.%s/raw" % (in_name(None), token): b"payload" for token in (b"linked0000", b"folder0000")}
+    lay_down(queue_dir, claims)
     (queue_dir / "owners" / "linked0000").symlink_to(outside / "raw")
+    (queue_dir / "owners" / "folder0000").mkdir()
     before = everything(queue_dir)
     assert Pacchettino(queue_dir).claim() is None
     assert everything(queue_dir) == before
