@@ -401,12 +401,15 @@ impl Queue {
         })
     }
 
-    /// Claims the next job of a pass that is still there.
+    /// Claims the next job of a pass that is still there. A pass ends when the queue is closed.
     ///
     /// # Errors
     /// [`Error::Io`]
     pub fn claim_next(&self, pass: &mut Pass) -> Result<Option<Claim>> {
-        let shared = self.shared()?;
+        let shared = match self.shared() {
+            Err(Error::Closed) => return Ok(None),
+            shared => shared?,
+        };
         self.care_in_passing(&shared)?;
         loop {
             if pass.listing.is_stale() {

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from conftest import start_python
 from helpers import entries, everything, files
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pacchettino import CrashDetection, Job, KeepPolicy, NotKeptError, Pacchettino, Result, Status
 
 
@@ -64,7 +64,7 @@ GOOD_NAMES = NAME_BYTES.map(lambda name: name.replace(b"\0", b"\1").replace(b"/"
 )
 
 
-@repeatable(150)
+@repeatable(100)
 @given(name=GOOD_NAMES, way=st.sampled_from(["copy", "move", "name"]), content=st.binary(max_size=20))
 def test_every_name_that_a_file_can_have_goes_round_the_queue_byte_for_byte(
     queue: Pacchettino, queue_dir: Path, tmp_path: Path, name: bytes, way: str, content: bytes
@@ -120,7 +120,7 @@ BAD_NAMES = st.one_of(
 )
 
 
-@repeatable(150)
+@repeatable(100)
 @given(name=BAD_NAMES, do_copy=st.booleans(), delay=st.sampled_from([0, FAR]))
 def test_every_name_that_a_file_can_not_have_is_refused_and_nothing_is_left(
     queue: Pacchettino, queue_dir: Path, tmp_path: Path, name: str, do_copy: bool, delay: int
@@ -270,7 +270,7 @@ def ask_everything(settled: Settled, text: str) -> None:
         assert queue.requeue(text) is False
 
 
-@repeatable(150)
+@repeatable(100)
 @given(data=st.data())
 def test_any_text_for_an_id_is_answered_and_touches_nothing(settled: Settled, data: st.DataObject) -> None:
     before = everything(settled.home)
@@ -278,7 +278,7 @@ def test_any_text_for_an_id_is_answered_and_touches_nothing(settled: Settled, da
     assert everything(settled.home) == before
 
 
-@repeatable(300)
+@repeatable(200)
 @given(data=st.data())
 def test_what_is_nearly_an_id_is_answered_as_exactly_what_it_is(settled: Settled, data: st.DataObject) -> None:
     before = everything(settled.home)
@@ -438,6 +438,7 @@ class Expected:
 
 
 INSTANCES = 4
+POLICY_OF = [KeepPolicy.ALL, KeepPolicy.INTERRUPTED, KeepPolicy.FAILED, KeepPolicy.NONE]
 POLICIES = st.builds(KeepPolicy, st.integers(0, 7))
 SETTINGS = st.fixed_dictionaries(
     {
@@ -449,14 +450,25 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 WHICH = st.integers(0, INSTANCES - 1)
+NUMBER = st.integers(0, 99)
 CONTENT = st.binary(max_size=12)
 DELAY = st.sampled_from([0, 0, 0, FAR, timedelta(days=30), -1])
 NAMES = st.sampled_from(["report.txt", "a", "raw", "x-y.12345", "\udcff", "new\nline", "n" * 200])
+KIND = st.sampled_from([None, None, "data", "file"])
+KINDS = st.sampled_from(["data", "file", "data file"])
+FIFO = st.sampled_from([None, True, False])
+VERDICTS = st.sampled_from(
+    ["succeeds", "fails", "retry", "later", "block succeeds", "block fails", "block is interrupted", "dropped"]
+)
 ANSWERS = st.sampled_from(["none", "success", "failed", "retry", "raises", "wrong", "interrupts"])
 
 
 class QueueBesideModel(RuleBasedStateMachine):
-    """What several instances make of one directory is at every moment what a plain list of jobs says."""
+    """What several instances make of one directory is at every moment what a plain list of jobs says.
+
+    Which job a claim takes is not the model's to say, so nothing that is drawn depends on the state of the model: a job
+    is picked by a number.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -467,8 +479,9 @@ class QueueBesideModel(RuleBasedStateMachine):
         (self.home / "link").symlink_to("queue")
         self.jobs: list[Expected] = []
         self.queues: list[Pacchettino] = []
+        self.looks = 0
         for number in range(INSTANCES):
-            self.queues.append(self.open(number, keep_policy=KeepPolicy(7 - 2 * number), fifo=number % 2 == 0))
+            self.queues.append(self.open(number, keep_policy=POLICY_OF[number], fifo=number % 2 == 0))
 
     def open(self, number: int, **chosen: Any) -> Pacchettino:
         return Pacchettino(self.home / ("link" if number == 1 else "queue"), **chosen)
@@ -492,14 +505,21 @@ class QueueBesideModel(RuleBasedStateMachine):
         is_now = delay in (0, -1)
         self.jobs.append(Expected(id, name, content, Status.QUEUED if is_now else Status.SCHEDULED, stayed=is_now))
 
-    @rule(which=WHICH, content=CONTENT, delay=DELAY)
-    def send_data(self, which: int, content: bytes, delay: Any) -> None:
-        self.sent(self.queues[which].send_data(content, delay=delay), None, content, delay)
+    @initialize(which=WHICH, contents=st.lists(CONTENT, min_size=3, max_size=6))
+    def begin(self, which: int, contents: list[bytes]) -> None:
+        self.send_many(self.queues[which], contents, 0)
 
-    @rule(which=WHICH, contents=st.lists(CONTENT, max_size=4), delay=DELAY)
-    def send_many(self, which: int, contents: list[bytes], delay: Any) -> None:
-        ids = self.queues[which].send_many(iter(contents), delay=delay)
-        assert len(ids) == len(contents)
+    @rule(which=WHICH, contents=st.lists(CONTENT, max_size=3), delay=DELAY, one_by_one=st.booleans())
+    def send(self, which: int, contents: list[bytes], delay: Any, one_by_one: bool) -> None:
+        queue = self.queues[which]
+        if not one_by_one:
+            self.send_many(queue, contents, delay)
+            return
+        for content in contents:
+            self.sent(queue.send_data(content, delay=delay), None, content, delay)
+
+    def send_many(self, queue: Pacchettino, contents: list[bytes], delay: Any) -> None:
+        ids = queue.send_many(iter(contents), delay=delay)
         for id, content in zip(ids, contents, strict=True):
             self.sent(id, None, content, delay)
 
@@ -512,20 +532,22 @@ class QueueBesideModel(RuleBasedStateMachine):
         source.unlink(missing_ok=True)
         self.sent(id, name, content, delay)
 
-    @precondition(lambda self: self.in_state(Status.SCHEDULED))
-    @rule(data=st.data())
-    def time_passes(self, data: st.DataObject) -> None:
+    @rule(number=NUMBER)
+    def time_passes(self, number: int) -> None:
         """Let the delay of a job be over."""
-        job = data.draw(st.sampled_from(self.in_state(Status.SCHEDULED)))
+        if not self.in_state(Status.SCHEDULED):
+            self.send_many(self.queues[0], [b"later"], FAR)
+        job = pick(self.in_state(Status.SCHEDULED), number)
         (path,) = (path for path in (self.base / "scheduled").iterdir() if job.id in path.name)
         path.rename(path.with_name(f"{1_000_000_000_000 + self.jobs.index(job):013}-{job.entry}"))
         job.due = True
 
-    @precondition(lambda self: self.in_state(Status.QUEUED))
-    @rule(data=st.data(), token=st.sampled_from(["gone000000", "gone000001"]))
-    def a_consumer_dies(self, data: st.DataObject, token: str) -> None:
+    @rule(number=NUMBER, token=st.sampled_from(["gone000000", "gone000001"]))
+    def a_consumer_dies(self, number: int, token: str) -> None:
         """Leave a claim under a name that is nobody's."""
-        job = data.draw(st.sampled_from(self.in_state(Status.QUEUED)))
+        if not self.in_state(Status.QUEUED):
+            self.send_many(self.queues[0], [b"a consumer's last"], 0)
+        job = pick(self.in_state(Status.QUEUED), number)
         claim = self.base / "processing" / f"{job.entry}.{token}"
         claim.mkdir()
         (self.base / "queued" / job.entry).rename(claim / (job.name or "raw"))
@@ -543,15 +565,18 @@ class QueueBesideModel(RuleBasedStateMachine):
             if surely or not any(path.startswith(f"processing/{job.entry}.") for path in on_disk):
                 job.settle("interrupted", queue.keep_policy)
 
-    @rule(which=WHICH, kind=st.sampled_from([None, "data", "file"]), fifo=st.sampled_from([None, True, False]))
+    @rule(which=WHICH, kind=KIND, fifo=FIFO)
     def claim(self, which: int, kind: Any, fifo: bool | None) -> None:
+        self.take(which, kind, fifo)
+
+    def take(self, which: int, kind: Any, fifo: bool | None) -> Expected | None:
         queue = self.queues[which]
         waiting = self.waiting(kind or "data file")
         found = queue.claim(kind=kind, fifo=fifo)
         if found is None:
             assert waiting == []
             self.somebody_looked(queue, surely=True)
-            return
+            return None
         (job,) = (job for job in waiting if job.id == found.id)
         if queue.fifo if fifo is None else fifo:
             assert [other.id for other in waiting if other.stayed and other.id < job.id] == []
@@ -560,51 +585,58 @@ class QueueBesideModel(RuleBasedStateMachine):
         assert (found.entry, found.name, found.kind) == (job.entry, job.name, job.kind)
         assert found.path.read_bytes() == found.data == job.content
         assert found.sent_at == Pacchettino.sent_at(job.id)
+        return job
 
-    @precondition(lambda self: self.in_state(Status.PROCESSING))
-    @rule(
-        data=st.data(),
-        way=st.sampled_from(["succeed", "fail", "retry", "later", "block", "block fails", "block ends", "dropped"]),
-    )
-    def give_a_verdict(self, data: st.DataObject, way: str) -> None:
-        job = data.draw(st.sampled_from(self.in_state(Status.PROCESSING)))
+    @rule(which=WHICH, kind=KIND, fifo=FIFO, verdict=VERDICTS)
+    def work(self, which: int, kind: Any, fifo: bool | None, verdict: str) -> None:
+        job = self.take(which, kind, fifo)
+        if job is not None:
+            self.settle(job, verdict)
+
+    @rule(number=NUMBER, verdict=VERDICTS)
+    def give_a_verdict(self, number: int, verdict: str) -> None:
+        if self.in_state(Status.PROCESSING):
+            self.settle(pick(self.in_state(Status.PROCESSING), number), verdict)
+
+    def settle(self, job: Expected, verdict: str) -> None:
         held, job.job = job.job, None
         assert held is not None
-        if way == "succeed":
+        if verdict == "succeeds":
             held.succeed()
-        elif way == "fail":
+        elif verdict == "fails":
             held.fail()
-        elif way == "retry":
+        elif verdict == "retry":
             held.retry(0)
-        elif way == "later":
+        elif verdict == "later":
             held.retry(FAR)
-        elif way == "block":
+        elif verdict == "block succeeds":
             with held:
                 pass
-        elif way == "block fails":
+        elif verdict == "block fails":
             with pytest.raises(ZeroDivisionError), held:
                 raise ZeroDivisionError
-        elif way == "block ends":
+        elif verdict == "block is interrupted":
             with pytest.raises(KeyboardInterrupt), held:
                 raise KeyboardInterrupt
         else:
             with pytest.warns(ResourceWarning, match=job.id):
                 del held
             held = None
-        verdicts = {"succeed": "success", "block": "success", "fail": "failed", "block fails": "failed"}
-        job.settle(way if way in ("retry", "later") else verdicts.get(way, "interrupted"), job.keep)
+        meaning = {"succeeds": "success", "fails": "failed", "dropped": "interrupted", "interrupted": "interrupted"}
+        job.settle(meaning.get(verdict.split()[-1], verdict), job.keep)
         if held is not None:
             with pytest.raises(RuntimeError):
                 held.fail()
 
-    @rule(
-        which=WHICH,
-        kinds=st.sampled_from(["data", "file", "data file"]),
-        fifo=st.sampled_from([None, True, False]),
-        answers=st.lists(ANSWERS, min_size=1, max_size=5),
-        only_one=st.booleans(),
-    )
-    def receive(self, which: int, kinds: str, fifo: bool | None, answers: list[str], only_one: bool) -> None:
+    @rule(which=WHICH, kinds=KINDS, fifo=FIFO, answers=st.lists(ANSWERS, min_size=1, max_size=5))
+    def receive(self, which: int, kinds: str, fifo: bool | None, answers: list[str]) -> None:
+        self.handle(which, kinds, fifo, answers, only_one=False)
+
+    @rule(which=WHICH, kinds=KINDS, fifo=FIFO, answer=ANSWERS)
+    def receive_one(self, which: int, kinds: str, fifo: bool | None, answer: str) -> None:
+        self.handle(which, kinds, fifo, [answer], only_one=True)
+
+    def handle(self, which: int, kinds: str, fifo: bool | None, answers: list[str], *, only_one: bool) -> None:
         # A copy has no handlers yet.
         with copy.copy(self.queues[which]) as queue:
             waiting = {job.id: job for job in self.waiting(kinds)}
@@ -641,10 +673,9 @@ class QueueBesideModel(RuleBasedStateMachine):
 
     # Tidying
 
-    @precondition(lambda self: self.jobs)
-    @rule(which=WHICH, data=st.data(), by_entry=st.booleans())
-    def requeue(self, which: int, data: st.DataObject, by_entry: bool) -> None:
-        job = data.draw(st.sampled_from(self.jobs))
+    @rule(which=WHICH, number=NUMBER, by_entry=st.booleans())
+    def requeue(self, which: int, number: int, by_entry: bool) -> None:
+        job = pick(self.jobs, number)
         done = self.queues[which].requeue(job.entry if by_entry else job.id)
         assert done == (job.state in KEPT)
         if done:
@@ -664,57 +695,20 @@ class QueueBesideModel(RuleBasedStateMachine):
         for job in those:
             job.state = GONE
 
-    # Looking
-
-    @precondition(lambda self: self.jobs)
-    @rule(which=WHICH, data=st.data(), by_entry=st.booleans())
-    def look_for_one(self, which: int, data: st.DataObject, by_entry: bool) -> None:
-        job, queue = data.draw(st.sampled_from(self.jobs)), self.queues[which]
-        name = job.entry if by_entry else job.id
-        now = status_of(job)
-        assert queue.status(name) is now
-        for status in PRESENT:
-            ask = getattr(queue, f"is_{status.value}")
-            if KEPT.get(status, KeepPolicy.NONE) in queue.keep_policy:
-                assert ask(name) is (status is now)
-            else:
-                with pytest.raises(NotKeptError):
-                    ask(name)
-
-    @rule(which=WHICH)
-    def look_at_all(self, which: int) -> None:
-        queue, total = self.queues[which], 0
-        for status in PRESENT:
-            there = sorted(job.id for job in self.jobs if status_of(job) is status)
-            listed = list(queue.jobs(status))
-            assert [info.id for info in listed] == there
-            assert all(info.path.is_file() and info.status is status for info in listed)
-            assert {info.entry for info in listed} == {job.entry for job in self.jobs if status_of(job) is status}
-            count = getattr(queue, f"count_{'successful' if status is Status.SUCCESS else status.value}")
-            if KEPT.get(status, KeepPolicy.NONE) in queue.keep_policy:
-                assert count() == len(there)
-                total += len(there)
-            else:
-                with pytest.raises(NotKeptError):
-                    count()
-        assert queue.count_all() == total
-
     # Coming and going
 
-    @rule(which=WHICH, chosen=SETTINGS)
-    def close_and_reopen(self, which: int, chosen: dict[str, Any]) -> None:
-        closed = self.queues[which]
-        closed.close()
+    @rule(which=WHICH, chosen=SETTINGS, goes_on=st.booleans())
+    def change_settings(self, which: int, chosen: dict[str, Any], goes_on: bool) -> None:
+        queue = self.queues[which]
+        if goes_on:
+            queue.durable, queue.crash_detection = chosen["durable"], chosen["crash_detection"]
+            return
+        queue.close()
         with pytest.raises(ValueError, match="closed"):
-            closed.send_data(b"never")
+            queue.send_data(b"never")
         with pytest.raises(ValueError, match="closed"):
-            closed.claim()
+            queue.claim()
         self.queues[which] = self.open(which, **chosen)
-
-    @rule(which=WHICH, durable=st.booleans(), detection=st.sampled_from(CrashDetection))
-    def set_settings(self, which: int, durable: bool, detection: CrashDetection) -> None:
-        self.queues[which].durable = durable
-        self.queues[which].crash_detection = detection
 
     @invariant()
     def the_disk_is_as_the_model_says(self) -> None:
@@ -739,6 +733,31 @@ class QueueBesideModel(RuleBasedStateMachine):
         claimed = [path for path in (self.base / "processing").iterdir() if stat.S_ISDIR(path.lstat().st_mode)]
         assert len(claimed) == len(self.in_state(Status.PROCESSING, DEAD))
 
+    @invariant()
+    def whoever_looks_sees_the_same(self) -> None:
+        """Let one instance look at all, each time another one."""
+        self.looks += 1
+        queue, total = self.queues[self.looks % INSTANCES], 0
+        for job in self.jobs:
+            assert queue.status(job.entry if self.looks % 2 else job.id) is status_of(job)
+        for status in PRESENT:
+            there = [job for job in self.jobs if status_of(job) is status]
+            listed = list(queue.jobs(status))
+            assert [(info.id, info.entry) for info in listed] == [(job.id, job.entry) for job in there]
+            assert all(info.path.is_file() and info.status is status for info in listed)
+            count = getattr(queue, f"count_{'successful' if status is Status.SUCCESS else status.value}")
+            ask = getattr(queue, f"is_{status.value}")
+            if KEPT.get(status, KeepPolicy.NONE) in queue.keep_policy:
+                assert count() == len(there)
+                assert [job for job in self.jobs if ask(job.id)] == there
+                total += len(there)
+            else:
+                with pytest.raises(NotKeptError):
+                    count()
+                with pytest.raises(NotKeptError):
+                    ask("whatever")
+        assert queue.count_all() == total
+
     def teardown(self) -> None:
         for job in self.in_state(Status.PROCESSING):
             if job.job is not None:
@@ -746,6 +765,10 @@ class QueueBesideModel(RuleBasedStateMachine):
         for queue in self.queues:
             queue.close()
         shutil.rmtree(self.home)
+
+
+def pick(jobs: list[Expected], number: int) -> Expected:
+    return jobs[number % len(jobs)]
 
 
 def status_of(job: Expected) -> Status:
@@ -774,4 +797,9 @@ def give(answer: str) -> Any:
 
 
 TestQueueBesideModel = QueueBesideModel.TestCase
-TestQueueBesideModel.settings = settings(repeatable(60), stateful_step_count=40)
+TestQueueBesideModel.settings = settings(
+    repeatable(50),
+    stateful_step_count=40,
+    # Claims in random order are another story each time, which can't be told more shortly.
+    phases=[Phase.generate],
+)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pacchettino import _core
-from pacchettino._types import from_milliseconds, seconds
+from pacchettino._types import Duration, from_milliseconds, seconds
 
 if TYPE_CHECKING:
     from pacchettino._queue import Pacchettino
@@ -95,7 +95,7 @@ class Job:
         if reason is not None:
             logger.warning("job %s failed: %s", self.id, reason, extra={"job_id": self.id})
 
-    def retry(self, delay: float | None = None) -> None:
+    def retry(self, delay: Duration | None = None) -> None:
         """Once more, after `delay` (seconds or a `timedelta`; the queue's `retry_delay` if `None`).
 
         Raises `ValueError` for a delay that no job's name can hold; the job then has no verdict yet.

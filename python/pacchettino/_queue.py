@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from pacchettino import _core, _types
 from pacchettino._job import Job, logger
@@ -27,6 +27,9 @@ from pacchettino._types import (
     from_milliseconds,
     seconds,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc has it from 3.12 on
 
 DataHandler: TypeAlias = Callable[[str, bytes], Result | None]
 FileHandler: TypeAlias = Callable[[str, str, Path], Result | None]
@@ -135,7 +138,7 @@ class Pacchettino:
 
     # Sending
 
-    def send_data(self, data: str | bytes | bytearray | memoryview, *, delay: Duration = 0) -> str:
+    def send_data(self, data: str | Buffer, *, delay: Duration = 0) -> str:
         """Send bytes (a `str` goes as UTF-8), to be handled now or after `delay`. Returns the job's id.
 
         When this returns, the job survives the death of every process, with `durable` also a power cut.
@@ -171,7 +174,7 @@ class Pacchettino:
             raise TypeError(f"name must be str, not {type(name).__name__}")
         return self._core.send_file(_path(path, "path"), bool(copy), name, finite_seconds(delay, "delay"))
 
-    def send_many(self, items: Iterable[str | bytes | bytearray | memoryview], *, delay: Duration = 0) -> list[str]:
+    def send_many(self, items: Iterable[str | Buffer], *, delay: Duration = 0) -> list[str]:
         """Send many data jobs, in order; cheaper than a loop, far cheaper when `durable`. Returns their ids.
 
         All items are checked, then all are written, then all are published.
@@ -236,7 +239,8 @@ class Pacchettino:
 
         Raises:
             RuntimeError: There is no handler.
-            KeyboardInterrupt: Within 100 ms of Ctrl-C in the main thread; no job is taken then.
+            KeyboardInterrupt: Within 100 ms of Ctrl-C in the main thread; a wait then ends with no job taken. If it comes
+                just as a job is handed to its handler, or later, that job is interrupted.
 
         """
         data, file = self._handled_kinds()
