@@ -239,8 +239,8 @@ class Pacchettino:
 
         Raises:
             RuntimeError: There is no handler.
-            KeyboardInterrupt: Within 100 ms of Ctrl-C in the main thread; a wait then ends with no job taken. If it comes
-                just as a job is handed to its handler, or later, that job is interrupted.
+            KeyboardInterrupt: Within 100 ms of Ctrl-C in the main thread; a wait then ends with no job taken. If it
+                comes just as a job is handed to its handler, or later, that job is interrupted.
 
         """
         data, file = self._handled_kinds()
