@@ -8,7 +8,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin
 SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
-.PHONY: demo test test-rust test-python lint check-windows bench clean
+.PHONY: demo test test-rust test-python torture lint check-windows bench clean
 
 demo: $(VENV)/built
 	$(RUN)/python examples/demo.py
@@ -21,8 +21,13 @@ test-rust:
 test-python: $(VENV)/built
 	$(RUN)/python -m pytest
 
+torture: test
+	cargo test --locked --release --manifest-path model/Cargo.toml
+
 lint: $(VENV)/built
 	cargo fmt --check
+	cargo fmt --check --manifest-path model/Cargo.toml
+	cargo clippy --locked --all-targets --manifest-path model/Cargo.toml -- -D warnings
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --all-targets --features python,failpoints -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps

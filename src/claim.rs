@@ -54,13 +54,13 @@ impl Claim {
         let name = job.claim_entry(owner.name());
         let dir = match move_in(&layout, &job, &name) {
             Ok(Attempt::Won(dir)) => dir,
-            Ok(Attempt::Lost) => {
-                shared.leave(&job);
-                return Ok(Attempt::Lost);
-            }
-            blocked => {
+            Ok(Attempt::Blocked) => {
                 shared.leave_quietly(&job);
-                return blocked.map(|_| Attempt::Blocked);
+                return Ok(Attempt::Blocked);
+            }
+            lost => {
+                shared.leave(&job);
+                return lost.map(|_| Attempt::Lost);
             }
         };
         let held = Held {

@@ -49,6 +49,14 @@ impl<T: Send + Sync> PerProcess<T> {
     }
 }
 
+/// Runs `f` while no fork can happen: what it opens and closes again, no child keeps.
+pub(crate) fn without_forks<T>(f: impl FnOnce() -> T) -> T {
+    handlers::watch_forks();
+    #[cfg(unix)]
+    let _no_fork = handlers::NoFork::hold();
+    f()
+}
+
 /// An open file that a forked child does not keep: the child's copy is closed before `fork` returns there.
 pub(crate) struct Private {
     file: ManuallyDrop<File>,
@@ -60,15 +68,14 @@ pub(crate) struct Private {
 impl Private {
     /// Opens the file while no fork can happen in between.
     pub(crate) fn open<E>(open: impl FnOnce() -> Result<File, E>) -> Result<Self, E> {
-        handlers::watch_forks();
-        #[cfg(unix)]
-        let _no_fork = handlers::NoFork::hold();
-        let file = open()?;
-        Ok(Self {
-            #[cfg(unix)]
-            slot: handlers::Slot::take(&file),
-            file: ManuallyDrop::new(file),
-            generation: generation(),
+        without_forks(|| {
+            let file = open()?;
+            Ok(Self {
+                #[cfg(unix)]
+                slot: handlers::Slot::take(&file),
+                file: ManuallyDrop::new(file),
+                generation: generation(),
+            })
         })
     }
 

@@ -103,6 +103,11 @@ impl Listing {
         (self.listed, self.missed) = (self.data.len() + self.files.len(), 0);
     }
 
+    /// Whether a job of these kinds is in it.
+    pub(crate) fn has(&self, kinds: Kinds) -> bool {
+        (kinds.data && !self.data.is_empty()) || (kinds.file && !self.files.is_empty())
+    }
+
     /// Takes the next job of these kinds out of it.
     pub(crate) fn next(&mut self, kinds: Kinds, order: Order) -> Option<Job> {
         let data = self.data.last().filter(|_| kinds.data);

@@ -4,11 +4,12 @@
 //! the lock when the process ends, however it ends; tokens never come back. A claim by PID is weaker (a PID may be
 //! another process's by now) and is there for filesystems that have no locks.
 
+use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
 
 use crate::error::{At, Error, Result};
-use crate::fork::Private;
+use crate::fork::{self, Private};
 use crate::job::{OwnerName, Token};
 use crate::layout::Layout;
 use crate::sys;
@@ -125,10 +126,15 @@ fn lock_new(layout: &Layout, token: Token) -> Result<Option<Private>> {
 
 /// Whether somebody else's claim is one of the living. Errors mean yes: better to wait than to steal.
 pub(crate) fn is_alive(owner: OwnerName, layout: &Layout) -> bool {
-    let token = match owner {
-        OwnerName::Pid(pid) => return sys::is_alive(pid),
-        OwnerName::Token(token) => token,
-    };
+    match owner {
+        OwnerName::Pid(pid) => sys::is_alive(pid),
+        // A child forked while the lock is held would hold it on, and the dead owner would live with it.
+        OwnerName::Token(token) => fork::without_forks(|| is_locked(token, layout)),
+    }
+}
+
+/// Judges a lock file, and removes it if nobody holds its lock.
+fn is_locked(token: Token, layout: &Layout) -> bool {
     match sys::take_lock(&layout.owners, token.as_os_str()) {
         Ok(Some(lock)) if !lock.metadata().is_ok_and(|lock| lock.is_file()) => true,
         Ok(Some(lock)) => {
@@ -141,4 +147,13 @@ pub(crate) fn is_alive(owner: OwnerName, layout: &Layout) -> bool {
         Err(error) if error.kind() == io::ErrorKind::NotFound => !layout.owners.is_linked().unwrap_or(false),
         Ok(None) | Err(_) => true,
     }
+}
+
+/// Removes a lock file that never got its name, if nobody holds its lock.
+pub(crate) fn remove_unborn(name: &OsStr, layout: &Layout) {
+    fork::without_forks(|| {
+        if let Ok(Some(lock)) = sys::take_lock(&layout.tmp, name) {
+            _ = sys::remove_open(&lock, &layout.tmp, name);
+        }
+    });
 }

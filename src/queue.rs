@@ -333,7 +333,8 @@ impl Queue {
             if let Some(claim) = self.claim_listed(shared, kinds, order)? {
                 return Ok(Look::Claimed(claim));
             }
-            if Self::list_afresh(shared, order, readings)? {
+            step!("look: used up");
+            if Self::list_afresh(shared, kinds, order, readings)? {
                 continue;
             }
             if !cared {
@@ -371,8 +372,11 @@ impl Queue {
 
     /// Lists what waits, unless that was done since there were so many readings, or nothing can have changed. Says whether
     /// there may be something to claim.
-    fn list_afresh(shared: &Shared, order: Order, readings: u64) -> Result<bool> {
+    fn list_afresh(shared: &Shared, kinds: Kinds, order: Order, readings: u64) -> Result<bool> {
         let mut listing = shared.listing(order);
+        if !listing.is_stale() && listing.has(kinds) {
+            return Ok(true); // another thread was here
+        }
         let is_current = |listing: &Listing| listing.is_current(shared.layout().dir(State::Queued));
         if !listing.is_stale() && (listing.readings > readings || is_current(&listing)) {
             return Ok(false);
@@ -502,14 +506,14 @@ impl Queue {
             let layout = shared.layout();
             for state in KeepPolicy::ALL.states() {
                 let known = job.known();
-                if self.move_back(&layout, state, &known)? {
+                if self.move_back(shared, &layout, state, &known)? {
                     return Ok(true);
                 }
             }
             if let JobRef::Id(_) = job {
                 for state in KeepPolicy::ALL.states() {
                     if let Some(found) = find_listed(&layout, state, job)?
-                        && self.move_back(&layout, state, &found)?
+                        && self.move_back(shared, &layout, state, &found)?
                     {
                         return Ok(true);
                     }
@@ -652,9 +656,10 @@ impl Queue {
         })
     }
 
-    fn move_back(&self, layout: &Layout, state: State, job: &Job) -> Result<bool> {
+    fn move_back(&self, shared: &Shared, layout: &Layout, state: State, job: &Job) -> Result<bool> {
         let moved = rename_back(layout, state, job)?;
         if moved {
+            shared.wait.raise();
             self.sync(layout, State::Queued)?;
         }
         Ok(moved)

@@ -101,7 +101,12 @@ impl Recovery<'_> {
         step!("recover: moved");
         match self.processing().remove_dir(&claim.name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && is_own && self.is_queued(&claim.job) => {
+            Err(error)
+                if error.kind() == io::ErrorKind::DirectoryNotEmpty
+                    && is_own
+                    && !dir.is_file(claim.job.claimed_name(), None)
+                    && self.is_queued(&claim.job) =>
+            {
                 self.set_aside(claim).at(path)?;
             }
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
@@ -236,10 +241,8 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
             Temporary::Ours(token) => !is_alive(token),
             // Not before its maker had the time to lock it, which for a program that does not look again must be enough.
             Temporary::Unborn => {
-                if is_older(tmp, &name, UNBORN)
-                    && let Ok(Some(lock)) = sys::take_lock(tmp, &name)
-                {
-                    _ = sys::remove_open(&lock, tmp, &name);
+                if is_older(tmp, &name, UNBORN) {
+                    owner::remove_unborn(&name, &layout);
                 }
                 false
             }

@@ -621,6 +621,21 @@ fn rule_14_before_returning_empty_handed_the_queue_is_listed_afresh() {
 }
 
 #[test]
+fn rule_14_what_another_thread_has_listed_meanwhile_is_looked_at() {
+    let world = World::new();
+    world.send("first");
+    world.send("second");
+    let stop = Stop::at("look: used up", "claimer");
+    let claimer = world.claim_in_thread("claimer");
+    stop.reached();
+    // This one lists both jobs and takes one of them.
+    let held = claim(&world.queue).unwrap();
+    stop.go();
+    assert_eq!(claimer.join().unwrap().unwrap().read().unwrap(), b"second");
+    drop(held);
+}
+
+#[test]
 fn rule_15_a_temporary_goes_when_its_writers_lock_is_free_and_only_then() {
     let world = World::new();
     let id = world_job(1).id();
@@ -653,6 +668,59 @@ fn rule_15_a_sender_whose_temporary_was_taken_for_a_dead_ones_sends_again() {
     sender.join().unwrap().unwrap();
     assert_eq!(claim(&world.queue).unwrap().read().unwrap(), b"work");
     assert_eq!(world.names("tmp"), [""; 0]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn rule_16_a_child_does_not_keep_the_lock_of_a_dead_owner_that_is_being_judged() {
+    let world = World::new();
+    fs::write(world.path("owners").join(FOREIGN), "").unwrap();
+    let judged = Stop::at("owner: judged dead", "judge");
+    let judge = world.claim_in_thread("judge");
+    judged.reached();
+    let (tell, forked) = channel();
+    let parent = thread("parent", move || {
+        // SAFETY: the child calls nothing but what is async-signal-safe.
+        let child = unsafe { nix::unistd::fork() }.unwrap();
+        if child.is_child() {
+            loop {
+                nix::unistd::pause();
+            }
+        }
+        tell.send(()).unwrap();
+        child
+    });
+    assert!(forked.recv_timeout(Duration::from_millis(300)).is_err(), "a fork has to wait");
+    judged.go();
+    judge.join().unwrap();
+    let nix::unistd::ForkResult::Parent { child } = parent.join().unwrap() else { unreachable!() };
+    let files = fs::read_dir(format!("/proc/{child}/fd")).unwrap();
+    let kept: Vec<_> = files
+        .filter_map(|file| fs::read_link(file.unwrap().path()).ok())
+        .filter(|path| path.to_string_lossy().contains("/owners/"))
+        .collect();
+    nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
+    nix::sys::wait::waitpid(child, None).unwrap();
+    assert_eq!(kept, Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_leftover_that_holds_its_job_is_not_set_aside() {
+    let world = World::new();
+    world.queue.set_crash_detection(CrashDetection::Pid);
+    let job = world_job(1);
+    world.lay_claim(&job, &std::process::id().to_string(), Some("mine"));
+    let twin = world.path("interrupted").join(job.entry());
+    fs::write(&twin, "theirs").unwrap();
+    let stop = Stop::at("recover: moved", "recoverer");
+    let recoverer = world.claim_in_thread("recoverer");
+    stop.reached();
+    fs::rename(&twin, world.path("queued").join(job.entry())).unwrap();
+    stop.go();
+    // With the way free, the next recovery moves it, and the other one can be claimed.
+    let held = recoverer.join().unwrap().unwrap();
+    assert_eq!(fs::read(&twin).unwrap(), b"mine");
+    assert_eq!(held.read().unwrap(), b"theirs");
 }
 
 /// A job that nobody sent.
