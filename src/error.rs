@@ -40,6 +40,12 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// A file that was to be moved changed while it was copied to the queue's filesystem.
+    #[error("{}: it changed while it was copied, and is left where it is", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file name that can't be a job's.
     #[error("{what}")]
     Name {
@@ -89,7 +95,10 @@ impl Error {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::Io { path, .. } | Self::NoLocks { path, .. } | Self::NotRegular { path, .. } => Some(path),
+            Self::Io { path, .. }
+            | Self::NoLocks { path, .. }
+            | Self::NotRegular { path, .. }
+            | Self::Changed { path } => Some(path),
             Self::Sent { source, .. } | Self::Unsettled { source } => source.path(),
             _ => None,
         }
@@ -101,6 +110,7 @@ impl Error {
         match self {
             Self::Io { source, .. } | Self::NoLocks { source, .. } => Some(source.kind()),
             Self::NotRegular { kind, .. } => Some(*kind),
+            Self::Changed { .. } => Some(io::ErrorKind::ResourceBusy),
             Self::Sent { source, .. } | Self::Unsettled { source } => source.kind(),
             _ => None,
         }

@@ -17,6 +17,13 @@ pub(crate) fn generation() -> u64 {
     GENERATION.load(Ordering::Acquire)
 }
 
+/// Has forks noticed from now on. To be called before there are other threads: a child forked by one while another is in
+/// the middle of this would wait for that for ever.
+#[cfg(feature = "python")]
+pub(crate) fn watch() {
+    handlers::watch_forks();
+}
+
 /// A value of this process: made when first asked for, and made anew in a forked child. The parent's is leaked there,
 /// since some other thread may have been in the middle of changing it.
 pub(crate) struct PerProcess<T: 'static> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{At, Result};
 use crate::policy::State;
-use crate::sys::{Dir, Identity};
+use crate::sys::{self, Dir, Identity};
 
 const TMP: &str = "tmp";
 const OWNERS: &str = "owners";
@@ -57,6 +57,15 @@ impl Layout {
         self.all().map(|dir| dir.identity().at(|| dir.path().into())).collect()
     }
 
+    /// Whether their paths still lead to them.
+    pub(crate) fn is_at(&self, base: &Path) -> bool {
+        let names = State::ALL.iter().map(|state| state.name()).chain([TMP, OWNERS]);
+        self.all().zip(names).all(|(dir, name)| {
+            let there = sys::stat(&base.join(name)).map(|there| there.identity);
+            there.is_ok_and(|there| dir.identity().is_ok_and(|here| here == there))
+        })
+    }
+
     /// Whether none of them was deleted.
     pub(crate) fn is_whole(&self) -> bool {
         self.all().all(|dir| dir.is_linked().unwrap_or(true))
@@ -86,12 +95,17 @@ pub(crate) fn make_base(base: &Path) -> Result<()> {
 pub(crate) fn sync_names(base: &Path) -> Result<()> {
     for (height, path) in base.ancestors().enumerate() {
         match Dir::open(path).and_then(|dir| dir.sync()).at(|| path.into()) {
-            // A directory that may not be opened was not made by this program either.
-            Err(error) if height > 0 && error.kind() == Some(io::ErrorKind::PermissionDenied) => {}
+            // A directory that may not be opened or flushed was not made by this program either.
+            Err(error) if height > 0 && error.kind().is_some_and(cant_be_flushed) => {}
             synced => synced?,
         }
     }
     Ok(())
+}
+
+fn cant_be_flushed(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, ReadOnlyFilesystem, Unsupported};
+    matches!(kind, PermissionDenied | InvalidInput | ReadOnlyFilesystem | Unsupported)
 }
 
 fn open_or_make(home: &Dir, name: &OsStr) -> Result<Dir> {

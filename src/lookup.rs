@@ -1,5 +1,7 @@
 //! Finding jobs by their names: where one is, which there are.
 
+use std::io;
+
 use crate::error::{At, Result};
 use crate::job::{self, Due, Job, JobRef, OwnerName};
 use crate::layout::Layout;
@@ -14,7 +16,7 @@ pub(crate) fn has_known(layout: &Layout, state: State, job: &JobRef, known: &Job
     let dir = layout.dir(state);
     let entry = known.entry();
     match dir.stat(&entry) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         found => found.at(|| dir.path().join(&entry)).map(|stat| stat.kind == FileKind::Regular),
     }
 }
@@ -65,11 +67,16 @@ pub(crate) fn visit_jobs(
     })
     .at(path)?;
     for (name, job, owner) in claims {
-        // A claim counts only with its file in it. One that is settled meanwhile is none.
-        if let Ok(claim) = dir.open_dir(&name)
-            && claim.is_file(job.claimed_name(), None)
-        {
-            visit(job, None, Some(owner));
+        // A claim counts only with its file in it. One that is settled meanwhile is none; one that only its owner may look
+        // into is one.
+        let held = dir.open_dir(&name).map(|claim| claim.is_file(job.claimed_name(), None));
+        match held {
+            Ok(false) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
+                return Err(error).at(|| dir.path().join(&name));
+            }
+            Ok(true) | Err(_) => visit(job, None, Some(owner)),
         }
     }
     Ok(())

@@ -80,6 +80,11 @@ impl LockFile {
     pub(crate) fn is_good(&self) -> bool {
         self.file.is_ours() && sys::is_linked(self.file.file()).unwrap_or(false)
     }
+
+    /// Whether others look for it where it is: `owners/` may have been replaced.
+    pub(crate) fn is_good_in(&self, layout: &Arc<Layout>) -> bool {
+        Arc::ptr_eq(&self.layout, layout) && self.is_good()
+    }
 }
 
 impl Drop for LockFile {

@@ -21,7 +21,7 @@ use crate::job::{self, Due, Job};
 use crate::layout::Layout;
 use crate::owner::Owner;
 use crate::policy::State;
-use crate::sys::{self, Dir, FileKind};
+use crate::sys::{self, Dir, FileKind, Stat};
 
 /// What a file sent becomes to its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,14 +93,13 @@ impl Publisher<'_> {
         }
         let source = sys::open_source(path).at(|| path.into())?;
         // Something else may have come to its place.
-        check_regular(sys::stat_file(&source).at(|| path.into())?.kind, path)?;
+        let copied = sys::stat_file(&source).at(|| path.into())?;
+        check_regular(copied.kind, path)?;
         self.copy(&source, &job, go_on)?;
         self.sync_target(&[id])?;
         if transfer == Transfer::Move {
             step!("publish: copied across");
-            std::fs::remove_file(path)
-                .at(|| path.into())
-                .map_err(|source| Error::Sent { source: source.into(), sent: vec![id] })?;
+            remove_copied(path, &copied).map_err(|source| Error::Sent { source: source.into(), sent: vec![id] })?;
         }
         Ok(id)
     }
@@ -203,6 +202,16 @@ impl Drop for Draft<'_> {
             _ = self.tmp.remove_file(&self.name);
         }
     }
+}
+
+/// Removes a file that was copied, unless it is another one by now, or was written to.
+fn remove_copied(path: &Path, copied: &Stat) -> Result<()> {
+    let now = sys::stat(path).at(|| path.into())?;
+    let same = |stat: &Stat| (stat.identity, stat.length, stat.modified);
+    if same(&now) != same(copied) {
+        return Err(Error::Changed { path: path.into() });
+    }
+    std::fs::remove_file(path).at(|| path.into())
 }
 
 fn check_regular(kind: FileKind, path: &Path) -> Result<()> {

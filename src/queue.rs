@@ -35,6 +35,9 @@ fn slow_poll() -> Duration {
     SLOW_POLL
 }
 
+/// How many verdicts that the disk does not take a process may have and go on claiming.
+const MOST_UNSETTLED: usize = 8;
+
 /// How many looks in a row must find nothing before a job is said to be nowhere: it may move between two of them.
 const LOOKS: usize = 3;
 
@@ -95,6 +98,38 @@ pub struct Pass {
     listing: Listing,
     kinds: Kinds,
     order: Order,
+    faults: Faults,
+}
+
+/// Jobs that could not be claimed on the way to one that can. They keep nobody from the others; but where nothing can be
+/// claimed, that is said.
+#[derive(Default)]
+struct Faults(Vec<Error>);
+
+impl Faults {
+    /// Notes one, unless there are so many that the fault is not the jobs'.
+    fn add(&mut self, error: Error) -> Result<()> {
+        const MOST: usize = 16;
+        if self.0.len() == MOST {
+            return Err(error);
+        }
+        self.0.push(error);
+        Ok(())
+    }
+
+    /// There was another job.
+    fn forgive(&mut self, shared: &Shared) {
+        for fault in self.0.drain(..) {
+            shared.tell_failed(&fault);
+        }
+    }
+
+    /// There was none.
+    fn end<T>(mut self, shared: &Shared) -> Result<Option<T>> {
+        let last = self.0.pop();
+        self.forgive(shared);
+        last.map_or(Ok(None), Err)
+    }
 }
 
 /// What a look for a job came to.
@@ -212,7 +247,7 @@ impl Queue {
         self.closed.store(true, Ordering::Release);
         let shared = self.shared.swap(None);
         if let Some(shared) = keep_or_leak(shared) {
-            shared.settle_again();
+            _ = shared.settle_again();
             shared.wait.raise();
         }
     }
@@ -310,6 +345,11 @@ impl Queue {
                 if !go_on() {
                     return Err(Error::Stopped);
                 }
+                // A signal's handler may have forked, and this be the child: what it slept on is its parent's.
+                if nothing.as_ref().is_some_and(|nothing| !nothing.shared.is_ours()) {
+                    keep_or_leak(nothing.map(|nothing| nothing.shared));
+                    break;
+                }
             }
         }
     }
@@ -353,20 +393,38 @@ impl Queue {
 
     /// Claims one of the jobs that the threads of this process have listed.
     fn claim_listed(&self, shared: &Arc<Shared>, kinds: Kinds, order: Order) -> Result<Option<Claim>> {
+        Self::settle_first(shared)?;
+        let mut faults = Faults::default();
         loop {
             let mut listing = shared.listing(order);
             let Some(job) = (!listing.is_stale()).then(|| listing.next(kinds, order)).flatten() else {
-                return Ok(None);
+                return faults.end(shared);
             };
             drop(listing);
             match Claim::take(shared, job, &self.terms()) {
-                Ok(Attempt::Won(claim)) => return Ok(Some(claim)),
+                Ok(Attempt::Won(claim)) => {
+                    faults.forgive(shared);
+                    return Ok(Some(claim));
+                }
                 Ok(Attempt::Lost) => shared.listing(order).missed(),
-                blocked => {
+                Ok(Attempt::Blocked) => shared.listing(order).left_one(),
+                Err(error) => {
                     shared.listing(order).left_one();
-                    blocked?;
+                    faults.add(error)?;
                 }
             }
+        }
+    }
+
+    /// Who has many verdicts that the disk does not take is given no more jobs: each would be done, and end interrupted if
+    /// this process died.
+    fn settle_first(shared: &Shared) -> Result<()> {
+        if shared.unsettled() < MOST_UNSETTLED {
+            return Ok(());
+        }
+        match shared.settle_again() {
+            (_, Some(source)) => Err(Error::Unsettled { source: source.into() }),
+            (_, None) => Ok(()),
         }
     }
 
@@ -401,7 +459,7 @@ impl Queue {
             self.care(shared, Duration::ZERO)?;
             let mut listing = Listing::default();
             shared.list(&mut listing, order)?;
-            Ok(Pass { listing, kinds, order })
+            Ok(Pass { listing, kinds, order, faults: Faults::default() })
         })
     }
 
@@ -415,17 +473,24 @@ impl Queue {
             shared => shared?,
         };
         self.care_in_passing(&shared)?;
+        Self::settle_first(&shared)?;
         loop {
             if pass.listing.is_stale() {
                 let mut later = Listing::default();
                 shared.list(&mut later, pass.order)?;
                 pass.listing.keep_only(later);
             }
-            let Some(job) = pass.listing.next(pass.kinds, pass.order) else { return Ok(None) };
-            match Claim::take(&shared, job, &self.terms())? {
-                Attempt::Won(claim) => return Ok(Some(claim)),
-                Attempt::Lost => pass.listing.missed(),
-                Attempt::Blocked => {}
+            let Some(job) = pass.listing.next(pass.kinds, pass.order) else {
+                return std::mem::take(&mut pass.faults).end(&shared);
+            };
+            match Claim::take(&shared, job, &self.terms()) {
+                Ok(Attempt::Won(claim)) => {
+                    pass.faults.forgive(&shared);
+                    return Ok(Some(claim));
+                }
+                Ok(Attempt::Lost) => pass.listing.missed(),
+                Ok(Attempt::Blocked) => {}
+                Err(error) => pass.faults.add(error)?,
             }
         }
     }
@@ -589,11 +654,11 @@ impl Queue {
         let mut care = locked(&shared.care);
         let mut changed = false;
         if care.last.is_none_or(|last| last.elapsed() >= recently) {
-            if !shared.settle_again() && !shared.layout().is_whole() {
+            if !shared.layout().is_at(&self.base) {
                 self.reopen()?;
-                shared.settle_again();
             }
-            changed = recover::recover(shared, self.keep, self.durable())?;
+            changed = shared.settle_again().0;
+            changed |= recover::recover(shared, self.keep, self.durable())?;
             recover::sweep(shared)?;
             care.last = Some(Instant::now());
         }
@@ -614,9 +679,7 @@ impl Queue {
             return Err(Error::Closed);
         }
         match &*self.shared.load() {
-            Some(shared) if shared.is_ours() && shared.is_at(&layout::state_path(&self.base, State::Processing)) => {
-                Ok(Arc::clone(shared))
-            }
+            Some(shared) if shared.is_ours() && shared.is_at(&self.base) => Ok(Arc::clone(shared)),
             _ => self.reopen(),
         }
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::error::{At, Result};
+use crate::error::{At, Error, Result};
 use crate::job::{self, Due, Job, OwnerName, Temporary, Token};
 use crate::layout::Layout;
 use crate::notice::Notice;
@@ -39,7 +39,8 @@ pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Resul
     let recovery = Recovery { shared, layout: &layout, keep };
     let mut recovered = false;
     for claim in &claims {
-        recovered |= recovery.recover_if_dead(claim)?;
+        // One that can't be recovered (another user's, perhaps) keeps nobody from the others.
+        recovered |= recovery.recover_if_dead(claim).unwrap_or_else(|error| shared.tell_failed(&error));
     }
     if recovered && durable {
         let interrupted = layout.dir(State::Interrupted);
@@ -205,7 +206,7 @@ pub(crate) fn promote(shared: &Shared, schedule: &mut Schedule, durable: bool) -
                 let path = scheduled.path().join(&name);
                 shared.tell_once(already_there(&path, State::Queued));
             }
-            Err(error) => return Err(error).at(|| scheduled.path().join(&name)),
+            Err(error) => moved |= shared.tell_failed(&failed(error, scheduled, &name)),
         }
     }
     if moved && durable {
@@ -260,8 +261,10 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
         step!("sweep: judged");
         if abandoned {
             match tmp.remove_file(&name) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                removed => removed.at(|| tmp.path().join(&name))?,
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    shared.tell_failed(&failed(error, tmp, &name));
+                }
+                _ => {}
             }
         }
     }
@@ -276,6 +279,10 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
         is_alive(token); // which removes a dead one's
     }
     Ok(())
+}
+
+fn failed(source: io::Error, dir: &Dir, name: &OsStr) -> Error {
+    Error::Io { source, path: dir.path().join(name) }
 }
 
 fn is_older(dir: &Dir, name: &OsStr, age: Duration) -> bool {

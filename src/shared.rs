@@ -15,10 +15,10 @@ use arc_swap::ArcSwap;
 use uuid::Uuid;
 
 use crate::claim::Unsettled;
-use crate::error::{At, Result};
+use crate::error::{At, Error, Result};
 use crate::fork::{self, PerProcess};
 use crate::job::{Due, Job, OwnerName};
-use crate::layout::Layout;
+use crate::layout::{self, Layout};
 use crate::listing::{Listing, Order};
 use crate::notice::Notice;
 use crate::owner::{CrashDetection, LockFile, Owner};
@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     notices: Mutex<Notices>,
     listings: [Mutex<Listing>; 2],
     pub(crate) care: Mutex<Care>,
+    /// When the paths of all directories were looked at.
+    looked: Mutex<Option<Instant>>,
     pub(crate) wait: Wait,
 }
 
@@ -68,7 +70,7 @@ impl Schedule {
     /// Whether no job is due, and a fresh reading would show nothing new.
     pub(crate) fn is_current(&self, scheduled: &Dir) -> bool {
         self.next_due.is_none_or(|due| !due.remaining().is_zero())
-            && self.unchanged_since.is_some_and(|then| scheduled.modified().is_ok_and(|now| now == then))
+            && self.unchanged_since.is_some_and(|then| scheduled.changed().is_ok_and(|now| now == then))
     }
 }
 
@@ -119,6 +121,7 @@ impl Shared {
             notices: Mutex::default(),
             listings: Default::default(),
             care: Mutex::default(),
+            looked: Mutex::default(),
             wait: Wait::default(),
         });
         open.retain(|_, queue| queue.strong_count() > 0);
@@ -131,9 +134,21 @@ impl Shared {
         self.generation == fork::generation()
     }
 
-    /// Whether the path still leads here.
-    pub(crate) fn is_at(&self, processing: &Path) -> bool {
-        sys::stat_target(processing).is_ok_and(|found| found.identity == self.identity)
+    /// Whether the path still leads here. The directory by which a queue is known is looked at each time, the others once
+    /// a second.
+    pub(crate) fn is_at(&self, base: &Path) -> bool {
+        let processing = sys::stat_target(&layout::state_path(base, State::Processing));
+        if !processing.is_ok_and(|found| found.identity == self.identity) {
+            return false;
+        }
+        let mut looked = locked(&self.looked);
+        if looked.is_none_or(|then| then.elapsed() >= Duration::from_secs(1)) {
+            if !self.layout().is_at(base) {
+                return false;
+            }
+            *looked = Some(Instant::now());
+        }
+        true
     }
 
     pub(crate) fn layout(&self) -> Arc<Layout> {
@@ -197,17 +212,25 @@ impl Shared {
         locked(&self.unsettled).push(unsettled);
     }
 
-    /// Tries once more what could not be settled, and says whether all of it could be now.
-    pub(crate) fn settle_again(&self) -> bool {
+    /// Tries once more what could not be settled. Says whether anything was, and what went wrong last.
+    pub(crate) fn settle_again(&self) -> (bool, Option<Error>) {
         let waiting = std::mem::take(&mut *locked(&self.unsettled));
-        let mut all = true;
+        let (mut settled, mut failed) = (false, None);
         for mut unsettled in waiting {
-            if unsettled.try_again(self).is_err() {
-                self.keep_unsettled(unsettled);
-                all = false;
+            match unsettled.try_again(self) {
+                Ok(()) => settled = true,
+                Err(error) => {
+                    failed = Some(error);
+                    self.keep_unsettled(unsettled);
+                }
             }
         }
-        all
+        (settled, failed)
+    }
+
+    /// How many verdicts the disk did not take yet.
+    pub(crate) fn unsettled(&self) -> usize {
+        locked(&self.unsettled).len()
     }
 
     /// Something that a person should know of, each time.
@@ -227,6 +250,12 @@ impl Shared {
         }
     }
 
+    /// Something that can't be done to one job, told once; no success.
+    pub(crate) fn tell_failed(&self, error: &Error) -> bool {
+        self.tell_once(Notice::new(error.to_string()));
+        false
+    }
+
     /// Something in a directory of the queue that is none of its files. It is left where it is.
     pub(crate) fn tell_stranger(&self, dir: &Dir, name: &OsStr) {
         let path = dir.path().join(name);
@@ -244,7 +273,7 @@ impl Table {
             return Ok(Owner::Pid(sys::pid()));
         }
         match &self.lock {
-            Some(lock) if lock.is_good() => Ok(Owner::Token(Arc::clone(lock))),
+            Some(lock) if lock.is_good_in(layout) => Ok(Owner::Token(Arc::clone(lock))),
             _ => {
                 let lock = Arc::new(LockFile::new(layout)?);
                 self.lock = Some(Arc::clone(&lock));
@@ -271,7 +300,7 @@ impl Table {
 pub fn release_all() {
     let open: Vec<_> = locked(OPEN.get()).values().filter_map(Weak::upgrade).collect();
     for shared in open {
-        shared.settle_again();
+        _ = shared.settle_again();
         shared.release();
     }
 }

@@ -15,6 +15,9 @@ use crate::layout::Layout;
 use crate::policy::State;
 use crate::sys::{Watch, Woken};
 
+/// How long it is left alone after the kernel refused a watch.
+const REST: Duration = Duration::from_secs(60);
+
 #[derive(Default)]
 pub(crate) struct Wait {
     state: Mutex<Waiting>,
@@ -36,8 +39,8 @@ enum Armed {
     #[default]
     NotYet,
     Yes(Arc<Watch>),
-    /// The kernel can't, or its limits are hit: then only the poll is left.
-    Never,
+    /// The kernel can't, or its limits were hit at that time: then only the poll is left, for a while.
+    Failed(Instant),
 }
 
 impl Wait {
@@ -47,8 +50,8 @@ impl Wait {
         let mut state = locked(&self.state);
         match state.watch {
             Armed::Yes(_) => return Ok(true),
-            Armed::Never => return Ok(false),
-            Armed::NotYet => {}
+            Armed::Failed(then) if then.elapsed() < REST => return Ok(false),
+            Armed::NotYet | Armed::Failed(_) => {}
         }
         match Watch::new(&[layout.dir(State::Queued), layout.dir(State::Scheduled)]) {
             Ok(watch) => {
@@ -56,7 +59,7 @@ impl Wait {
                 Ok(true)
             }
             Err(error) => {
-                state.watch = Armed::Never;
+                state.watch = Armed::Failed(Instant::now());
                 if error.kind() == io::ErrorKind::Unsupported { Ok(false) } else { Err(error) }
             }
         }

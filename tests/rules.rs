@@ -723,6 +723,47 @@ fn a_leftover_that_holds_its_job_is_not_set_aside() {
     assert_eq!(held.read().unwrap(), b"theirs");
 }
 
+#[test]
+fn a_verdict_that_is_taken_at_last_may_be_a_job_to_claim() {
+    let world = World::new();
+    let job = world.send("work");
+    let held = claim(&world.queue).unwrap();
+    let there = world.path("queued").join(job.entry());
+    fs::write(&there, "in the way").unwrap();
+    assert!(matches!(held.settle(Outcome::Retry(None)), Err(Error::Unsettled { .. })));
+    fs::remove_file(there).unwrap();
+    assert_eq!(claim(&world.queue).unwrap().read().unwrap(), b"work");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_that_changes_while_it_is_copied_across_filesystems_is_not_removed() {
+    for replaced in [true, false] {
+        let world = World::new();
+        let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+        let source = elsewhere.path().join("log");
+        fs::write(&source, "old").unwrap();
+        let [from, to] = [&source, world.home.path()].map(|path| fs::metadata(path).unwrap().dev());
+        assert_ne!(from, to, "this test needs a temporary directory on another filesystem than /dev/shm");
+        let stop = Stop::at("publish: copied across", "sender");
+        let (queue, path) = (Arc::clone(&world.queue), source.clone());
+        let sender = thread("sender", move || queue.send_file(&path, None, pacchettino::Transfer::Move, None, || true));
+        stop.reached();
+        let (new, written) = (elsewhere.path().join("new"), if replaced { "new" } else { "old and more" });
+        if replaced {
+            fs::write(&new, written).unwrap();
+            fs::rename(&new, &source).unwrap();
+        } else {
+            fs::write(&source, written).unwrap();
+        }
+        stop.go();
+        let Err(Error::Sent { sent, .. }) = sender.join().unwrap() else { panic!("nobody was told") };
+        assert_eq!(fs::read_to_string(&source).unwrap(), written);
+        let held = claim(&world.queue).unwrap();
+        assert_eq!((held.job().unwrap().id(), held.read().unwrap()), (sent[0], b"old".to_vec()));
+    }
+}
+
 /// A job that nobody sent.
 fn world_job(number: u8) -> Job {
     Job::parse(OsStr::new(&format!("raw-01a227f2-b0d6-7000-826e-93b281bc7b{number:02x}"))).unwrap()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -508,3 +509,33 @@ def test_a_fork_while_another_thread_makes_lock_files_keeps_none_of_them(tmp_pat
             assert [lock for lock in locks if is_locked(lock)] == []
     finally:
         os.close(hold)  # the children end
+
+
+def test_a_fork_in_a_signal_handler_during_a_wait_leaves_a_child_that_can_go_on_and_end(queue_dir: Path) -> None:
+    code = """
+        import os, signal, sys
+        from pacchettino import Pacchettino
+
+        queue = Pacchettino(sys.argv[1])
+        children = []
+        wait, go = os.pipe()
+
+        def fork(*_):
+            children.append(os.fork())
+
+        signal.signal(signal.SIGALRM, fork)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        job = queue.claim(timeout=1)
+        assert job is None, job
+        if children == [0]:
+            os.read(wait, 1)  # or the parent would get it
+            queue.send_data("from the child")
+            sys.exit(3)  # in order, so that what is to be done at exit is done
+        os.write(go, b"!")
+        _, status = os.waitpid(children[0], 0)
+        assert os.waitstatus_to_exitcode(status) == 3
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), queue_dir]
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Pacchettino(queue_dir).count_queued() == 1

@@ -1,9 +1,12 @@
 """Handling: who gets which job, what a verdict does, what the log says, how waits end."""
 
 import asyncio
+import errno
 import functools
 import os
+import random
 import re
+import resource
 import shutil
 import signal
 import threading
@@ -11,6 +14,7 @@ import time
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -944,3 +948,85 @@ def test_a_job_with_a_file_beside_it_comes_again_when_it_is_retried(
     handle_with(queue, lambda: None)
     assert queue.receive_one(2)
     assert queue.status(id) is Status.SUCCESS
+
+
+def test_a_job_that_this_process_has_no_descriptor_left_to_read_waits_on(queue: Pacchettino) -> None:
+    seen: list[str] = []
+    queue.on_data_received(lambda id, data: seen.append(id))
+    queue.claim()  # what is opened once is open
+    id = queue.send_data("work")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        os.close(taken.pop())  # one is left, which the claim needs
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+            queue.receive_one()
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (seen, queue.status(id)) == ([], Status.QUEUED)
+    assert queue.receive() == 1
+    assert seen == [id]
+
+
+def test_who_can_not_settle_is_given_only_a_few_more_jobs(queue: Pacchettino, mode_bound: None) -> None:
+    seen: list[str] = []
+    queue.on_data_received(lambda id, data: seen.append(id))
+    ids = queue.send_many(["work"] * 30)
+    success = queue.base_dir / "success"
+    success.chmod(0o500)
+    refused = 0
+    for _ in ids:
+        try:
+            queue.receive_one()
+        except PermissionError:
+            refused += 1
+    assert (len(seen), refused, queue.count_queued(), queue.count_processing()) == (8, 22, 22, 8)
+    success.chmod(0o700)
+    queue.receive()
+    assert sorted(seen) == ids
+    assert queue.count_successful() == 30
+
+
+def test_a_signal_on_the_way_to_the_handler_leaves_the_job_waiting(queue: Pacchettino) -> None:
+    begun: list[str] = []
+    queue.on_data_received(lambda id, data: begun.append(id))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    chance = random.Random(1)
+    try:
+        for _ in range(1000):
+            queue.send_data("work")
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00001, 0.0005))
+                queue.receive_one(timeout=None)
+                while True:
+                    pass  # it comes
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert {job.id for job in queue.jobs(Status.INTERRUPTED)} <= set(begun)
+    assert queue.count_all() == 1000
+
+
+def test_a_claim_that_can_not_be_recovered_keeps_nobody_from_the_others(queue: Pacchettino, mode_bound: None) -> None:
+    queue.on_data_received(lambda id, data: None)
+    blocked, *_ = queue.send_many(["work"] * 4)
+    # The dead consumer's directory is not this process's to look into.
+    dead = queue.base_dir / "processing" / f"raw-{blocked}.{'a' * 10}"
+    dead.mkdir()
+    (dead / "raw").write_text("half done")
+    dead.chmod(0)
+    assert queue.receive() == 4
+    assert queue.is_processing(blocked)  # it may be
+    dead.chmod(0o700)
+    queue.receive()
+    assert queue.is_interrupted(blocked)

@@ -535,3 +535,39 @@ def test_an_age_that_is_no_duration_is_a_type_error(queue: Pacchettino, put: Put
     with pytest.raises(TypeError):
         queue.cleanup(older_than=older_than)
     assert queue.status(id) is Status.SUCCESS
+
+
+def test_directories_that_were_moved_aside_are_noticed(queue: Pacchettino) -> None:
+    for name in ("queued", "owners"):
+        path = queue.base_dir / name
+        path.rename(path.with_name(f"{name} moved"))
+        path.mkdir()
+        assert queue.claim() is None  # a look that finds nothing looks around
+        id = queue.send_data("work")
+        assert [path.name for path in (queue.base_dir / "queued").iterdir()] == [f"raw-{id}"]
+        assert len(list((queue.base_dir / "owners").iterdir())) == 1
+        job = queue.claim()
+        assert job is not None
+        job.succeed()
+
+
+def test_a_job_that_comes_with_the_directory_s_old_time_is_found(queue: Pacchettino) -> None:
+    id = queue.send_data("work")
+    with queue.claim() as job:  # type: ignore[union-attr]
+        assert job.id == id
+    queued = queue.base_dir / "queued"
+    time.sleep(3.2)  # before that nobody relies on the directory's time
+    assert queue.claim() is None
+    times = queued.stat()
+    (queue.base_dir / "success" / job.entry).rename(queued / job.entry)
+    os.utime(queued, ns=(times.st_atime_ns, times.st_mtime_ns))
+    again = queue.claim()
+    assert again is not None
+    again.succeed()
+
+
+def test_an_id_from_the_far_future_hides_nothing(queue: Pacchettino) -> None:
+    id = queue.send_data("work")
+    far = "ffffffff-ffff-7000-8000-000000000000"
+    (queue.base_dir / "queued" / f"raw-{far}").write_text("far")
+    assert [job.id for job in queue.jobs(Status.QUEUED)] == [id, far]

@@ -35,6 +35,7 @@ class Job:
         self._claim = claim
         self._queue = queue
         self._data: bytes | None = None
+        claim.begin()
 
     @property
     def id(self) -> str:

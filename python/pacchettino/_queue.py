@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import inspect
 import math
 import os
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from pacchettino import _core, _types
 from pacchettino._job import Job, logger
 from pacchettino._types import (
+    LAST_MILLISECOND,
     CrashDetection,
     Duration,
     JobInfo,
@@ -187,7 +189,8 @@ class Pacchettino:
         """
         if isinstance(items, str | bytes | bytearray | memoryview):
             raise TypeError("items must be an iterable of str or bytes-like objects; to send one, use send_data")
-        return self._core.send_many(items, finite_seconds(delay, "delay"))
+        # A list, so that no Python code runs below the core.
+        return self._core.send_many(list(items), finite_seconds(delay, "delay"))
 
     # Handling
 
@@ -276,10 +279,9 @@ class Pacchettino:
         sent = _core.sent_at(id)
         if sent is None:
             raise ValueError(f"not a job's id: {id!r}")
-        try:
-            return from_milliseconds(sent)
-        except OverflowError:
-            raise ValueError(f"sent after the year 9999: {id!r}") from None
+        if sent > LAST_MILLISECOND:
+            raise ValueError(f"sent after the year 9999, which no datetime can tell: {id!r}")
+        return from_milliseconds(sent)
 
     def is_scheduled(self, id: str) -> bool:
         """Whether the job's delay is not over, or nobody looked since."""
@@ -404,14 +406,18 @@ class Pacchettino:
     def _handle(self, claim: _core.Claim) -> None:
         """Run the handler of a claimed job and settle it by what the handler says."""
         name = claim.name
-        handler = self._on_data if name is None else self._on_file
+        handler: Callable[..., Result | None] | None
+        arguments: tuple[Any, ...] | None
+        if name is None:
+            handler, arguments = self._on_data, self._read(claim)
+        else:
+            handler, arguments = self._on_file, (claim.id, name, Path(claim.path))
+        if arguments is None:
+            return
+        assert handler is not None
+        claim.begin()  # what ends before this puts the job back as if nothing had been
         try:
-            if name is None:
-                assert self._on_data is not None
-                verdict = self._on_data(claim.id, claim.read())
-            else:
-                assert self._on_file is not None
-                verdict = self._on_file(claim.id, name, Path(claim.path))
+            verdict = handler(*arguments)
         except Exception:
             logger.exception("job %s failed", claim.id, extra={"job_id": claim.id})
             verdict = Result.FAILED
@@ -434,6 +440,21 @@ class Pacchettino:
                     extra={"job_id": claim.id},
                 )
             self._settle(claim, claim.fail)
+
+    def _read(self, claim: _core.Claim) -> tuple[str, bytes] | None:
+        """Read a data job for its handler. One that can't be read fails, unless it is this process that can't."""
+        try:
+            return claim.id, claim.read()
+        except MemoryError:
+            claim.put_back()
+            raise
+        except OSError as error:
+            if error.errno in _LIMITS:
+                claim.put_back()
+                raise
+            logger.error("job %s failed: it can't be read: %s", claim.id, error, extra={"job_id": claim.id})
+            self._settle(claim, claim.fail)
+            return None
 
     def _settle(self, claim: _core.Claim, settle: Callable[[], None]) -> None:
         if not claim.is_ours:
@@ -488,6 +509,9 @@ _STATE_OF = {
     KeepPolicy.INTERRUPTED: "interrupted",
 }
 
+# Errors of a process or a machine that can't do more at the moment, and not of the job.
+_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+
 _LONGEST_DELAY = 100 * 365.25 * 24 * 3600
 
 
@@ -534,6 +558,8 @@ def _check_handler(handler: Any) -> None:
 def _job_info(
     status: Status, id: str, entry: str, name: str | None, path: str, due: int | None, owner: str | None
 ) -> JobInfo:
+    sent = _core.sent_at(id)
+    assert sent is not None
     return JobInfo(
         id=id,
         entry=entry,
@@ -541,7 +567,7 @@ def _job_info(
         name=name,
         status=status,
         path=Path(path),
-        sent_at=Pacchettino.sent_at(id),
+        sent_at=from_milliseconds(sent),
         due=None if due is None else from_milliseconds(due),
         owner=owner,
     )

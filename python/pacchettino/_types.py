@@ -13,6 +13,7 @@ Duration: TypeAlias = int | float | timedelta
 """Seconds, or a `timedelta`."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_MILLISECOND = (datetime.max.replace(tzinfo=UTC) - EPOCH) // timedelta(milliseconds=1)
 
 
 class KeepPolicy(enum.IntFlag, boundary=enum.STRICT):
@@ -119,5 +120,5 @@ def finite_seconds(value: object, what: str) -> float:
 
 
 def from_milliseconds(value: int) -> datetime:
-    """A time on disk as an aware `datetime`."""
-    return EPOCH + timedelta(milliseconds=value)
+    """A time on disk as an aware `datetime`; the last there is for one past the year 9999, which names can hold."""
+    return EPOCH + timedelta(milliseconds=min(value, LAST_MILLISECOND))

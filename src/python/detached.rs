@@ -21,21 +21,14 @@ static RETURNING: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default
 
 /// Runs `f` while other Python threads run.
 pub(super) fn detached<T: Send>(py: Python<'_>, f: impl FnOnce() -> T + Send) -> T {
-    let done = py.detach(|| {
-        let done = f();
-        start_return();
-        done
-    });
-    end_return();
+    let (done, _returning) = py.detach(|| (f(), Returning::start()));
     done
 }
 
 /// Runs `f` with the interpreter, from within [`detached`].
 pub(super) fn attached<T>(f: impl FnOnce(Python<'_>) -> T) -> T {
-    start_return();
-    let done = Python::attach(f);
-    end_return();
-    done
+    let _returning = Returning::start();
+    Python::attach(f)
 }
 
 /// Whether the interpreter ends, and this thread is not to come back to it.
@@ -57,16 +50,25 @@ pub(super) fn release_all(py: Python<'_>) {
     });
 }
 
-fn start_return() {
-    RETURNING.get().fetch_add(1, Ordering::SeqCst);
-    if is_exiting() {
-        end_return();
-        loop {
-            thread::park();
+/// A thread on its way back, counted where it set out: a child forked meanwhile counts its own.
+struct Returning(&'static AtomicUsize);
+
+impl Returning {
+    fn start() -> Self {
+        let count = RETURNING.get();
+        count.fetch_add(1, Ordering::SeqCst);
+        if is_exiting() {
+            count.fetch_sub(1, Ordering::SeqCst);
+            loop {
+                thread::park();
+            }
         }
+        Self(count)
     }
 }
 
-fn end_return() {
-    RETURNING.get().fetch_sub(1, Ordering::SeqCst);
+impl Drop for Returning {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }

@@ -29,6 +29,10 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             let hint = "the verdict is kept, and tried again whenever this process looks for jobs";
             PyOSError::new_err(arguments(py, error, Some(hint))?)
         }
+        Error::Changed { path } => {
+            let text = "it changed while it was copied, and is left where it is".to_owned();
+            PyOSError::new_err((errno_of(py, io::ErrorKind::ResourceBusy)?, text, path.as_os_str().to_owned()))
+        }
         Error::NotRegular { what, kind, path } => {
             PyOSError::new_err((errno_of(py, *kind)?, (*what).to_owned(), path.as_os_str().to_owned()))
         }
@@ -64,6 +68,7 @@ fn errno_of(py: Python<'_>, kind: io::ErrorKind) -> PyResult<i32> {
         io::ErrorKind::IsADirectory => "EISDIR",
         io::ErrorKind::InvalidInput => "EINVAL",
         io::ErrorKind::NotFound => "ENOENT",
+        io::ErrorKind::ResourceBusy => "EBUSY",
         _ => "EIO",
     };
     py.import("errno")?.getattr(name)?.extract()

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -15,13 +16,16 @@ use crate::policy::Outcome;
 use crate::wait::locked;
 use crate::{Job, queue};
 
-/// A claim, until it gets its verdict. Dropped without one it interrupts the job; in a forked child it is inert.
+/// A claim, until it gets its verdict. Dropped without one it interrupts the job, or puts it back if nobody has begun
+/// with it; in a forked child it is inert.
 #[pyclass(frozen, module = "pacchettino._core")]
 pub(super) struct Claim {
     job: Job,
     path: PathBuf,
     unsettled: Mutex<Option<crate::Claim>>,
     generation: u64,
+    /// Whether somebody has set about the job. Until then it can go back as if nothing had been.
+    begun: AtomicBool,
 }
 
 impl Claim {
@@ -31,6 +35,7 @@ impl Claim {
             path: claim.path()?,
             unsettled: Mutex::new(Some(claim)),
             generation: crate::fork::generation(),
+            begun: AtomicBool::new(false),
         })
     }
 
@@ -88,6 +93,14 @@ impl Claim {
         Ok(PyBytes::new(py, &data))
     }
 
+    fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    fn put_back(&self, py: Python<'_>) -> PyResult<()> {
+        self.settle(py, Outcome::Retry(None))
+    }
+
     fn succeed(&self, py: Python<'_>) -> PyResult<()> {
         self.settle(py, Outcome::Success)
     }
@@ -107,11 +120,16 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if !self.is_ours()
-            && let Ok(claim) = self.unsettled.get_mut()
-        {
+        let is_ours = self.is_ours();
+        let Ok(claim) = self.unsettled.get_mut() else { return };
+        if !is_ours {
             // The core would leave the parent's claim alone as well, but not before it looked at it.
             std::mem::forget(claim.take());
+        } else if let Some(claim) = claim.take()
+            && !*self.begun.get_mut()
+        {
+            // A signal, most likely, came between the claim and its being handed over.
+            _ = claim.settle(Outcome::Retry(None)); // what fails is tried again
         }
     }
 }

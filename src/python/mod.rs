@@ -10,10 +10,19 @@ use pyo3::prelude::*;
 
 #[pymodule(name = "_core", gil_used = false)]
 mod core {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use super::detached::release_all;
     #[pymodule_export]
     use super::job::{Claim, Jobs};
     #[pymodule_export]
     use super::queue::{Pass, Queue, sent_at};
+
+    #[pymodule_init]
+    #[allow(clippy::unnecessary_wraps, reason = "PyO3 asks for a result")]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::fork::watch();
+        Ok(())
+    }
 }

@@ -34,6 +34,8 @@ pub(crate) enum FileKind {
 pub(crate) struct Stat {
     pub identity: Identity,
     pub kind: FileKind,
+    /// In bytes.
+    pub length: u64,
     /// When its content last changed; of a directory, its names.
     pub modified: SystemTime,
     /// When its inode last changed, a rename included: the only time that is not the sender's.
@@ -77,8 +79,8 @@ impl Dir {
     /// longer than the coarsest clock ticks by which a filesystem stamps its directories.
     pub(crate) fn settled_time(&self) -> io::Result<Option<SystemTime>> {
         const SETTLED: Duration = Duration::from_secs(3);
-        let modified = self.modified()?;
-        Ok(Some(modified).filter(|modified| modified.elapsed().is_ok_and(|age| age > SETTLED)))
+        let changed = self.changed()?;
+        Ok(Some(changed).filter(|changed| changed.elapsed().is_ok_and(|age| age > SETTLED)))
     }
 }
 

@@ -61,9 +61,10 @@ impl Dir {
         Ok(identity_of(&fstat(self)?))
     }
 
-    /// When its names last changed, as coarsely as the filesystem's clock ticks.
-    pub(crate) fn modified(&self) -> io::Result<SystemTime> {
-        Ok(stat_of(&fstat(self)?).modified)
+    /// When its inode last changed, a change of its names included, as coarsely as the filesystem's clock ticks. Nobody
+    /// can set that time.
+    pub(crate) fn changed(&self) -> io::Result<SystemTime> {
+        Ok(stat_of(&fstat(self)?).changed)
     }
 
     /// Whether it still has a name.
@@ -242,7 +243,8 @@ fn stat_of(stat: &FileStat) -> Stat {
     };
     let modified = time(stat.st_mtime, stat.st_mtime_nsec);
     let changed = time(stat.st_ctime, stat.st_ctime_nsec);
-    Stat { identity: identity_of(stat), kind, modified, changed }
+    let length = stat.st_size.try_into().unwrap_or_default();
+    Stat { identity: identity_of(stat), kind, length, modified, changed }
 }
 
 /// A file's time. One before 1970 is nothing that this crate compares with.

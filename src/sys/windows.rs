@@ -101,9 +101,10 @@ impl Dir {
         Ok(identity_of(&information(&self.file)?))
     }
 
-    /// When its names last changed, as coarsely as the filesystem's clock ticks.
-    pub(crate) fn modified(&self) -> io::Result<SystemTime> {
-        Ok(stat_file(&self.file)?.modified)
+    /// When its inode last changed, a change of its names included, as coarsely as the filesystem's clock ticks. Nobody
+    /// can set that time.
+    pub(crate) fn changed(&self) -> io::Result<SystemTime> {
+        Ok(stat_file(&self.file)?.changed)
     }
 
     /// Whether it still has a name.
@@ -282,13 +283,14 @@ pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
     // SAFETY: an open handle.
     if unsafe { GetFileType(file.as_raw_handle()) } != FILE_TYPE_DISK {
         let never = SystemTime::UNIX_EPOCH;
-        return Ok(Stat { identity: (0, 0), kind: FileKind::Other, modified: never, changed: never });
+        return Ok(Stat { identity: (0, 0), kind: FileKind::Other, length: 0, modified: never, changed: never });
     }
     let information = information(file)?;
     let basic: FILE_BASIC_INFO = query(file, FileBasicInfo)?;
     Ok(Stat {
         identity: identity_of(&information),
         kind: kind_of(information.dwFileAttributes, reparse_tag(file)?.unwrap_or_default()),
+        length: u64::from(information.nFileSizeHigh) << 32 | u64::from(information.nFileSizeLow),
         modified: time_of(basic.LastWriteTime),
         changed: time_of(basic.ChangeTime),
     })
