@@ -4,15 +4,16 @@ use std::io;
 
 use crate::error::{At, Result};
 use crate::job::{self, Due, Job, JobRef, OwnerName};
-use crate::layout::Layout;
 use crate::policy::{KeepPolicy, State};
+use crate::shared::Shared;
 use crate::sys::{FileKind, Reading};
 
 /// Looks for a job whose entry name is known. Only `scheduled/` and `processing/` must be listed for that.
-pub(crate) fn has_known(layout: &Layout, state: State, job: &JobRef, known: &Job) -> Result<bool> {
+pub(crate) fn has_known(shared: &Shared, state: State, job: &JobRef, known: &Job) -> Result<bool> {
     if matches!(state, State::Scheduled | State::Processing) {
-        return Ok(find_listed(layout, state, job)?.is_some());
+        return Ok(find_listed(shared, state, job)?.is_some());
     }
+    let layout = shared.layout();
     let dir = layout.dir(state);
     let entry = known.entry();
     match dir.stat(&entry) {
@@ -22,47 +23,44 @@ pub(crate) fn has_known(layout: &Layout, state: State, job: &JobRef, known: &Job
 }
 
 /// Looks for a job by its id in a listing.
-pub(crate) fn find_listed(layout: &Layout, state: State, wanted: &JobRef) -> Result<Option<Job>> {
+pub(crate) fn find_listed(shared: &Shared, state: State, wanted: &JobRef) -> Result<Option<Job>> {
     let mut found = None;
-    visit_jobs(layout, state, |job| wanted.means(job), |job, _, _| found = Some(job))?;
+    visit_jobs(shared, state, |job| wanted.means(job), |job, _, _| found = Some(job))?;
     Ok(found)
 }
 
 /// The jobs that are in some kept states, listed before anything is done to one of them.
-pub(crate) fn list_kept(layout: &Layout, which: KeepPolicy) -> Result<Vec<(State, Job)>> {
+pub(crate) fn list_kept(shared: &Shared, which: KeepPolicy) -> Result<Vec<(State, Job)>> {
     let mut jobs = Vec::new();
     for state in which.states() {
-        visit_jobs(layout, state, |_| true, |job, _, _| jobs.push((state, job)))?;
+        visit_jobs(shared, state, |_| true, |job, _, _| jobs.push((state, job)))?;
     }
     Ok(jobs)
 }
 
 /// Visits the jobs of a state that pass the filter, with the due time or the owner that their entries tell.
 pub(crate) fn visit_jobs(
-    layout: &Layout,
+    shared: &Shared,
     state: State,
     filter: impl Fn(&Job) -> bool,
     mut visit: impl FnMut(Job, Option<Due>, Option<OwnerName>),
 ) -> Result<()> {
+    let layout = shared.layout();
     let dir = layout.dir(state);
     let path = || dir.path().to_owned();
     let mut claims = Vec::new();
     let reading = if state == State::Processing { Reading::AtOnce } else { Reading::InPieces };
-    dir.list(reading, |(name, kind)| match state {
-        State::Processing => {
-            let claim = job::parse_claim(name).filter(|(job, _)| filter(job));
-            claims.extend(claim.map(|(job, owner)| (name.to_owned(), job, owner)));
-        }
-        State::Scheduled => {
-            let scheduled = job::parse_scheduled(name).filter(|(_, job)| filter(job) && dir.is_file(name, kind));
-            if let Some((due, job)) = scheduled {
-                visit(job, Some(due), None);
-            }
-        }
-        _ => {
-            if let Some(job) = Job::parse(name).filter(|job| filter(job) && dir.is_file(name, kind)) {
-                visit(job, None, None);
-            }
+    dir.list(reading, |(name, kind)| {
+        let parsed = match state {
+            State::Processing => job::parse_claim(name).map(|(job, owner)| (job, None, Some(owner))),
+            State::Scheduled => job::parse_scheduled(name).map(|(due, job)| (job, Some(due), None)),
+            _ => Job::parse(name).map(|job| (job, None, None)),
+        };
+        match parsed {
+            Some((job, ..)) if !filter(&job) => {}
+            Some((job, _, Some(owner))) => claims.push((name.to_owned(), job, owner)),
+            Some((job, due, None)) if dir.is_file(name, kind) => visit(job, due, None),
+            _ => shared.tell_stranger(dir, name),
         }
     })
     .at(path)?;

@@ -10,8 +10,12 @@ pub struct Notice {
 }
 
 impl Notice {
-    pub(crate) fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into() }
+    /// Names may hold anything; in a log a line stays one line, and does nothing to the terminal.
+    pub(crate) fn new(text: impl AsRef<str>) -> Self {
+        let escape = |letter: char| {
+            if letter.is_control() { letter.escape_default().to_string() } else { letter.to_string() }
+        };
+        Self { text: text.as_ref().chars().map(escape).collect() }
     }
 }
 

@@ -252,6 +252,12 @@ impl Queue {
         }
     }
 
+    /// Whether there is something that a person should know of and was not told yet.
+    #[must_use]
+    pub fn has_notices(&self) -> bool {
+        self.shared.load().as_ref().is_some_and(|shared| shared.is_ours() && shared.has_notices())
+    }
+
     /// What a person should know of and was not told yet.
     pub fn take_notices(&self) -> Vec<Notice> {
         self.shared
@@ -297,7 +303,7 @@ impl Queue {
     }
 
     /// Claims a waiting job, or waits for one: no longer than `timeout`, for ever if that is `None`.
-    /// `go_on` is asked before each look, after each signal, and at least every `slice`.
+    /// `go_on` is asked before each look and each sleep, of which none is longer than `slice` or goes on after a signal.
     ///
     /// # Errors
     /// [`Error::Io`], or [`Error::Stopped`]; no job is taken then.
@@ -334,20 +340,20 @@ impl Queue {
             };
             let until = until.or_earlier(deadline);
             while !until.is_over() {
+                if !go_on() {
+                    return Err(Error::Stopped);
+                }
+                // A signal's handler may have forked, and this be the child: what it would sleep on is its parent's.
+                if nothing.as_ref().is_some_and(|nothing| !nothing.shared.is_ours()) {
+                    keep_or_leak(nothing.map(|nothing| nothing.shared));
+                    break;
+                }
                 let pause = until.remaining().min(slice);
                 match &nothing {
                     Some(nothing) => nothing.shared.wait.sleep(nothing.seen, pause),
                     None => std::thread::sleep(pause),
                 }
                 if nothing.as_ref().is_some_and(|nothing| nothing.shared.wait.generation() != nothing.seen) {
-                    break;
-                }
-                if !go_on() {
-                    return Err(Error::Stopped);
-                }
-                // A signal's handler may have forked, and this be the child: what it slept on is its parent's.
-                if nothing.as_ref().is_some_and(|nothing| !nothing.shared.is_ours()) {
-                    keep_or_leak(nothing.map(|nothing| nothing.shared));
                     break;
                 }
             }
@@ -501,20 +507,19 @@ impl Queue {
     /// [`Error::Io`]
     pub fn status(&self, job: &JobRef) -> Result<Option<State>> {
         self.healing(|shared| {
-            let layout = shared.layout();
             for _ in 0..LOOKS {
                 // First as it is called if it is a data job, or as the whole name says: no large directory is read,
                 // but for `scheduled/`, whose names begin with the due time.
                 let known = job.known();
                 for state in State::ALL {
                     step!("status: looks");
-                    if has_known(&layout, state, job, &known)? {
+                    if has_known(shared, state, job, &known)? {
                         return Ok(Some(state));
                     }
                 }
                 if let JobRef::Id(_) = job {
                     for state in State::ALL {
-                        if find_listed(&layout, state, job)?.is_some() {
+                        if find_listed(shared, state, job)?.is_some() {
                             return Ok(Some(state));
                         }
                     }
@@ -530,10 +535,9 @@ impl Queue {
     /// [`Error::Io`]
     pub fn is_in(&self, state: State, job: &JobRef) -> Result<bool> {
         self.healing(|shared| {
-            let layout = shared.layout();
             let known = job.known();
-            Ok(has_known(&layout, state, job, &known)?
-                || (matches!(job, JobRef::Id(_)) && find_listed(&layout, state, job)?.is_some()))
+            Ok(has_known(shared, state, job, &known)?
+                || (matches!(job, JobRef::Id(_)) && find_listed(shared, state, job)?.is_some()))
         })
     }
 
@@ -544,7 +548,7 @@ impl Queue {
     pub fn count(&self, state: State) -> Result<usize> {
         self.healing(|shared| {
             let mut count = 0;
-            visit_jobs(&shared.layout(), state, |_| true, |_, _, _| count += 1)?;
+            visit_jobs(shared, state, |_| true, |_, _, _| count += 1)?;
             Ok(count)
         })
     }
@@ -556,7 +560,7 @@ impl Queue {
     pub fn jobs(&self, state: State) -> Result<Jobs> {
         self.healing(|shared| {
             let mut jobs = Vec::new();
-            visit_jobs(&shared.layout(), state, |_| true, |job, due, owner| jobs.push((job, due, owner)))?;
+            visit_jobs(shared, state, |_| true, |job, due, owner| jobs.push((job, due, owner)))?;
             jobs.sort_unstable_by_key(|(job, ..)| job.id());
             Ok(Jobs { directory: layout::state_path(&self.base, state), state, rest: jobs.into_iter() })
         })
@@ -577,7 +581,7 @@ impl Queue {
             }
             if let JobRef::Id(_) = job {
                 for state in KeepPolicy::ALL.states() {
-                    if let Some(found) = find_listed(&layout, state, job)?
+                    if let Some(found) = find_listed(shared, state, job)?
                         && self.move_back(shared, &layout, state, &found)?
                     {
                         return Ok(true);
@@ -596,7 +600,7 @@ impl Queue {
         self.healing(|shared| {
             let layout = shared.layout();
             let mut moved = 0;
-            for (state, job) in list_kept(&layout, which)? {
+            for (state, job) in list_kept(shared, which)? {
                 moved += usize::from(rename_back(&layout, state, &job)?);
             }
             if moved > 0 {
@@ -616,7 +620,7 @@ impl Queue {
             let layout = shared.layout();
             let now = SystemTime::now();
             let mut deleted = 0;
-            for (state, job) in list_kept(&layout, which)? {
+            for (state, job) in list_kept(shared, which)? {
                 let (dir, entry) = (layout.dir(state), job.entry());
                 let path = || dir.path().join(&entry);
                 if !older_than.is_zero() {
@@ -686,7 +690,9 @@ impl Queue {
 
     fn reopen(&self) -> Result<Arc<Shared>> {
         let shared = Shared::of(&self.base)?;
-        keep_or_leak(self.shared.swap(Some(Arc::clone(&shared))));
+        if let Some(old) = keep_or_leak(self.shared.swap(Some(Arc::clone(&shared)))) {
+            old.take_notices().into_iter().for_each(|notice| shared.tell(notice));
+        }
         Ok(shared)
     }
 

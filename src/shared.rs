@@ -29,13 +29,16 @@ use crate::wait::{Wait, locked};
 /// The queues that this process has open, by the identity of `processing/`: a path through a symlink is the same queue.
 static OPEN: PerProcess<Mutex<HashMap<Identity, Weak<Shared>>>> = PerProcess::new(Mutex::default);
 
+/// What was told and need not be told again.
+static TOLD: PerProcess<Mutex<HashSet<Notice>>> = PerProcess::new(Mutex::default);
+
 pub(crate) struct Shared {
     layout: ArcSwap<Layout>,
     identity: Identity,
     generation: u64,
     table: Mutex<Table>,
     unsettled: Mutex<Vec<Unsettled>>,
-    notices: Mutex<Notices>,
+    notices: Mutex<Vec<Notice>>,
     listings: [Mutex<Listing>; 2],
     pub(crate) care: Mutex<Care>,
     /// When the paths of all directories were looked at.
@@ -89,13 +92,6 @@ struct Entry {
 
 /// How many things are told once. A directory of a million strangers must not fill the log and the memory.
 const MOST_TOLD: usize = 1000;
-
-#[derive(Default)]
-struct Notices {
-    news: Vec<Notice>,
-    /// What was told and need not be told again.
-    told: HashSet<Notice>,
-}
 
 impl Shared {
     /// What this process shares of the queue at `base`. Directories that are missing there are made.
@@ -235,18 +231,18 @@ impl Shared {
 
     /// Something that a person should know of, each time.
     pub(crate) fn tell(&self, notice: Notice) {
-        locked(&self.notices).news.push(notice);
+        locked(&self.notices).push(notice);
     }
 
-    /// Something that a person should know of, once.
+    /// Something that a person should know of, once in this process.
     pub(crate) fn tell_once(&self, notice: Notice) {
-        let mut notices = locked(&self.notices);
-        if notices.told.len() > MOST_TOLD || !notices.told.insert(notice.clone()) {
+        let mut told = locked(TOLD.get());
+        if told.len() > MOST_TOLD || !told.insert(notice.clone()) {
             return;
         }
-        notices.news.push(notice);
-        if notices.told.len() > MOST_TOLD {
-            notices.news.push(Notice::new("more of that kind is not told any more"));
+        self.tell(notice);
+        if told.len() > MOST_TOLD {
+            self.tell(Notice::new("more of that kind is not told any more"));
         }
     }
 
@@ -263,7 +259,11 @@ impl Shared {
     }
 
     pub(crate) fn take_notices(&self) -> Vec<Notice> {
-        std::mem::take(&mut locked(&self.notices).news)
+        std::mem::take(&mut locked(&self.notices))
+    }
+
+    pub(crate) fn has_notices(&self) -> bool {
+        !locked(&self.notices).is_empty()
     }
 }
 

@@ -8,6 +8,7 @@ import inspect
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -400,8 +401,15 @@ class Pacchettino:
         wait = None if timeout is None else seconds(timeout, "timeout")
         # Only the main thread gets signals, and has to look for them: Ctrl-C is to end its wait within 100 ms.
         slice = 0.08 if wait != 0 and threading.current_thread() is threading.main_thread() else math.inf
-        with self._logging():
-            return self._core.claim(wait, slice, self._order(fifo), data, file)
+        end = None if wait is None else time.monotonic() + wait
+        while True:
+            with self._logging():
+                claim, is_over = self._core.claim(wait, slice, self._order(fifo), data, file)
+            if is_over:
+                return claim
+            # There was something to log; the wait goes on.
+            if end is not None:
+                wait = max(0.0, end - time.monotonic())
 
     def _handle(self, claim: _core.Claim) -> None:
         """Run the handler of a claimed job and settle it by what the handler says."""

@@ -87,13 +87,13 @@ impl Queue {
         delay: f64,
     ) -> PyResult<String> {
         let transfer = if copy { Transfer::Copy } else { Transfer::Move };
-        let id = interruptible(py, |go_on| {
-            self.0.send_file(&path, name.as_deref(), transfer, Due::after(seconds(delay))?, go_on)
-        })?;
-        Ok(id.to_string())
+        let due = due_after(delay)?;
+        let id = interruptible(py, || false, |go_on| self.0.send_file(&path, name.as_deref(), transfer, due, go_on))?;
+        Ok(id.map(|id| id.to_string()).unwrap_or_default()) // nothing pauses it
     }
 
-    /// `timeout` in seconds; for ever if it is `None`. Signals are looked for at least every `slice` seconds.
+    /// `timeout` in seconds; for ever if it is `None`. Signals are looked for at least every `slice` seconds. The second
+    /// result says that this is it; otherwise there are notices to be taken before the wait goes on.
     #[pyo3(signature = (timeout, slice, fifo, data, file))]
     fn claim(
         &self,
@@ -103,12 +103,19 @@ impl Queue {
         fifo: bool,
         data: bool,
         file: bool,
-    ) -> PyResult<Option<Claim>> {
+    ) -> PyResult<(Option<Claim>, bool)> {
         let timeout = timeout.map(seconds);
-        let claim = interruptible(py, |go_on| {
-            self.0.claim(Kinds { data, file }, order(fifo), timeout, seconds(slice), go_on)?.map(Claim::new).transpose()
-        })?;
-        Ok(claim)
+        let claim = interruptible(
+            py,
+            || self.0.has_notices(),
+            |go_on| {
+                self.0
+                    .claim(Kinds { data, file }, order(fifo), timeout, seconds(slice), go_on)?
+                    .map(Claim::new)
+                    .transpose()
+            },
+        )?;
+        Ok(claim.map_or((None, false), |claim| (claim, true)))
     }
 
     fn start_pass(&self, py: Python<'_>, fifo: bool, data: bool, file: bool) -> PyResult<Pass> {
@@ -173,27 +180,29 @@ pub(super) fn due_after(delay: f64) -> Result<Option<Due>, Error> {
     Due::after(seconds(delay))
 }
 
-/// Runs `f` without the interpreter, and lets Python's signal handlers run whenever `f` asks whether to go on.
+/// Runs `f` without the interpreter, and lets Python's signal handlers run whenever `f` asks whether to go on. `None` if
+/// it was stopped since there was a reason to `pause`.
 fn interruptible<T: Send>(
     py: Python<'_>,
+    pause: impl Fn() -> bool + Sync,
     f: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
-) -> PyResult<T> {
+) -> PyResult<Option<T>> {
     py.check_signals()?;
     let mut raised = None;
     let mut checked = true;
     let done = detached(py, || {
         f(&mut || {
             // The first time that was just done.
-            if std::mem::take(&mut checked) {
-                return true;
+            if !std::mem::take(&mut checked) {
+                raised = attached(|py| py.check_signals().err());
             }
-            raised = attached(|py| py.check_signals().err());
-            raised.is_none() && !is_exiting()
+            raised.is_none() && !is_exiting() && !pause()
         })
     });
-    match raised {
-        Some(raised) => Err(raised),
-        None => Ok(done?),
+    match (raised, done) {
+        (Some(raised), _) => Err(raised),
+        (None, Err(Error::Stopped)) => Ok(None),
+        (None, done) => Ok(Some(done?)),
     }
 }
 
