@@ -42,7 +42,7 @@ check-windows:
 	PATH="$$sysroot/bin:$$PATH" cargo clippy --locked --target x86_64-pc-windows-gnu -- -D warnings
 
 bench: $(VENV)/built
-	cargo bench --locked
+	cargo bench --locked --bench bare
 	$(RUN)/python benches/throughput.py
 
 # The extension, built for speed and installed into the virtual environment.

@@ -423,8 +423,10 @@ class Pacchettino:
         if arguments is None:
             return
         assert handler is not None
-        claim.begin()  # what ends before this puts the job back as if nothing had been
         try:
+            # Up to here a signal puts the job back as if nothing had been. From here on nobody can tell whether the
+            # handler was entered, is in the middle, or has just returned.
+            claim.begin()
             verdict = handler(*arguments)
         except Exception:
             logger.exception("job %s failed", claim.id, extra={"job_id": claim.id})
