@@ -52,6 +52,15 @@ def queue(queue_dir: Path) -> Iterator[Pacchettino]:
 
 
 @pytest.fixture
+def quick_dir() -> Iterator[Path]:
+    """Give a directory in memory where there is one: what is done to a disk again and again takes its time."""
+    shm = Path("/dev/shm")
+    directory = Path(tempfile.mkdtemp(prefix="pacchettino-test-", dir=shm if os.access(shm, os.W_OK) else None))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
 def other_filesystem(tmp_path: Path) -> Iterator[Path]:
     """A directory on another filesystem than `tmp_path`."""
     shm = Path("/dev/shm")

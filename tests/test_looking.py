@@ -571,3 +571,25 @@ def test_an_id_from_the_far_future_hides_nothing(queue: Pacchettino) -> None:
     far = "ffffffff-ffff-7000-8000-000000000000"
     (queue.base_dir / "queued" / f"raw-{far}").write_text("far")
     assert [job.id for job in queue.jobs(Status.QUEUED)] == [id, far]
+
+
+@pytest.mark.parametrize("state", ["queued", "success", "failed", "interrupted"])
+def test_the_status_of_a_data_job_and_of_an_entry_lists_no_large_directory(
+    queue: Pacchettino, tmp_path: Path, mode_bound: None, state: str
+) -> None:
+    file = tmp_path / "report.txt"
+    file.write_text("report")
+    data, entry = queue.send_data("work"), f"fle-{queue.send_file(file)}-report.txt"
+    queued = queue.base_dir / "queued"
+    for path in list(queued.iterdir()):
+        path.rename(queue.base_dir / state / path.name)
+    large = [queue.base_dir / name for name in ("queued", "success", "failed", "interrupted")]
+    for directory in large:
+        directory.chmod(0o300)  # its entries can be reached, but not listed
+    try:
+        assert (queue.status(data), queue.status(entry)) == (Status(state), Status(state))
+        with pytest.raises(PermissionError):
+            queue.count_queued()
+    finally:
+        for directory in large:
+            directory.chmod(0o700)

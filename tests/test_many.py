@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import select
-import shutil
 import signal
 import tempfile
 import threading
@@ -24,15 +23,6 @@ from helpers import DIRECTORIES, STATES, Ledger, entries, files, lay_down, new_i
 from pacchettino import CrashDetection, KeepPolicy, Pacchettino, Result
 
 METHODS = ["fork", "spawn", "forkserver"]
-
-
-@pytest.fixture
-def quick_dir() -> Iterator[Path]:
-    """Give a directory in memory, where there is one."""
-    shm = Path("/dev/shm")
-    directory = Path(tempfile.mkdtemp(prefix="pacchettino-test-", dir=shm if os.access(shm, os.W_OK) else None))
-    yield directory
-    shutil.rmtree(directory)
 
 
 def assert_each_once(base: Path, ledger: Ledger, ids: list[str]) -> None:

@@ -42,15 +42,6 @@ KEPT = {
 PRESENT = [status for status in Status if status is not Status.UNKNOWN]
 
 
-@pytest.fixture
-def quick_dir() -> Iterator[Path]:
-    """A directory in memory where there is one: what is flushed to a disk again and again takes its time."""
-    shm = Path("/dev/shm")
-    directory = Path(tempfile.mkdtemp(prefix="pacchettino-test-", dir=shm if os.access(shm, os.W_OK) else None))
-    yield directory
-    shutil.rmtree(directory)
-
-
 # Names
 
 NAME_BYTES = st.one_of(

@@ -21,13 +21,20 @@ static RETURNING: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default
 
 /// Runs `f` while other Python threads run.
 pub(super) fn detached<T: Send>(py: Python<'_>, f: impl FnOnce() -> T + Send) -> T {
-    let (done, _returning) = py.detach(|| (f(), Returning::start()));
+    let (done, _returning) = py.detach(|| {
+        let done = f();
+        if let Some(returning) = Returning::start() {
+            return (done, returning);
+        }
+        drop(done); // a claim among it goes back: nobody can begin with it any more
+        park()
+    });
     done
 }
 
 /// Runs `f` with the interpreter, from within [`detached`].
 pub(super) fn attached<T>(f: impl FnOnce(Python<'_>) -> T) -> T {
-    let _returning = Returning::start();
+    let _returning = Returning::start().unwrap_or_else(|| park());
     Python::attach(f)
 }
 
@@ -54,21 +61,23 @@ pub(super) fn release_all(py: Python<'_>) {
 struct Returning(&'static AtomicUsize);
 
 impl Returning {
-    fn start() -> Self {
+    /// `None` if this thread is not to come back.
+    fn start() -> Option<Self> {
         let count = RETURNING.get();
         count.fetch_add(1, Ordering::SeqCst);
-        if is_exiting() {
-            count.fetch_sub(1, Ordering::SeqCst);
-            loop {
-                thread::park();
-            }
-        }
-        Self(count)
+        let returning = Self(count);
+        (!is_exiting()).then_some(returning)
     }
 }
 
 impl Drop for Returning {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn park() -> ! {
+    loop {
+        thread::park();
     }
 }
