@@ -566,12 +566,14 @@ impl Queue {
         })
     }
 
-    /// Puts a finished job back into the queue, whatever its end was. Says whether there was one.
+    /// Puts a finished job back into the queue, whatever its end was; that of a consumer that died as well. Says whether
+    /// there was one.
     ///
     /// # Errors
     /// [`Error::Io`]
     pub fn requeue(&self, job: &JobRef) -> Result<bool> {
         self.healing(|shared| {
+            self.care(shared, Duration::ZERO)?;
             let layout = shared.layout();
             for state in KeepPolicy::ALL.states() {
                 let known = job.known();
@@ -592,12 +594,14 @@ impl Queue {
         })
     }
 
-    /// Puts all jobs that are in these states now back into the queue and says how many there were.
+    /// Puts all jobs that are in these states now back into the queue, those of consumers that died included, and says how
+    /// many there were.
     ///
     /// # Errors
     /// [`Error::Io`]
     pub fn requeue_all(&self, which: KeepPolicy) -> Result<usize> {
         self.healing(|shared| {
+            self.care(shared, Duration::ZERO)?;
             let layout = shared.layout();
             let mut moved = 0;
             for (state, job) in list_kept(shared, which)? {

@@ -593,3 +593,24 @@ def test_the_status_of_a_data_job_and_of_an_entry_lists_no_large_directory(
     finally:
         for directory in large:
             directory.chmod(0o700)
+
+
+@pytest.mark.parametrize("call", ["cleanup", "requeue_all"])
+def test_a_plain_number_is_no_policy(queue: Pacchettino, call: str) -> None:
+    id = queue.send_data("work")
+    with queue.claim() as job:  # type: ignore[union-attr]
+        assert job.id == id
+    with pytest.raises(TypeError, match="older_than"):
+        getattr(queue, call)(7)  # not seven days
+    assert queue.status(id) is Status.SUCCESS
+
+
+@pytest.mark.parametrize("all_", [True, False])
+def test_a_requeue_looks_for_the_dead_first(queue: Pacchettino, all_: bool) -> None:
+    id = queue.send_data("work")
+    claim = queue.base_dir / "processing" / f"raw-{id}.{'a' * 10}"
+    claim.mkdir()
+    (queue.base_dir / "queued" / f"raw-{id}").rename(claim / "raw")
+    assert queue.status(id) is Status.PROCESSING
+    assert (queue.requeue_all() if all_ else queue.requeue(id)) == 1
+    assert queue.status(id) is Status.QUEUED

@@ -1,4 +1,4 @@
-"""A job queue made of plain directories: no server, no database, nothing lost, nothing run twice.
+"""A job queue made of plain directories: no server, no database, each job taken once, and none lost with its taker.
 
 ```python
 from pacchettino import Pacchettino

@@ -83,10 +83,9 @@ class Job:
         """The job is done: to `success/`, or deleted where the keep policy says so.
 
         Raises `RuntimeError` if there is a verdict already, or in a forked child. `OSError` if the disk does not
-        take the
-        verdict now: it is kept, and tried again whenever this process looks for jobs; if the process ends before
-        that, the job is interrupted. The same holds for `fail` and `retry`. With `durable`, the verdict is on the
-        disk when this returns.
+        take the verdict now: it is kept, and tried again whenever this process looks for jobs; if the process ends
+        before that, the job is interrupted. The same holds for `fail` and `retry`. With `durable`, the verdict is on
+        the disk when this returns.
         """
         self._claim.succeed()
 

@@ -51,22 +51,19 @@ class Pacchettino:
     It survives `fork`, and can be pickled (settings travel, handlers do not). What is claimed by a process that
     dies becomes `interrupted` as soon as another consumer looks.
 
-    Parameters
-    ----------
+    Args:
         base_dir: Made absolute at once.
         keep_policy: Which finished jobs stay on disk where this instance settles or recovers them.
         durable: Flush every change of state to the disk (`fsync` of file and directory) before anybody is told of
-            it. A power cut then undoes nothing that a call returned from. crash_detection: How others notice that
-            this process died.
+            it. A power cut then undoes nothing that a call returned from.
+        crash_detection: How others notice that this process died.
         retry_delay: How long a job waits whose handler returned `Result.RETRY`; seconds or a `timedelta`.
         fifo: Take jobs oldest first instead of in random order. With `Result.RETRY` and no delay one job can then
             keep the others waiting.
 
-    Raises
-    ------
+    Raises:
         NotADirectoryError: `base_dir` is a file.
         OSError: It can't be made or opened.
-
     """
 
     KeepPolicy: TypeAlias = _types.KeepPolicy
@@ -151,7 +148,6 @@ class Pacchettino:
             ValueError: `delay` is NaN, infinite, or ends after the year 2286.
             OSError: The job was not sent, and nothing is left of it.
             SendError: The job exists (`sent` holds its id), but with `durable` a power cut may undo it.
-
         """
         return self._core.send(data, finite_seconds(delay, "delay"))
 
@@ -171,7 +167,6 @@ class Pacchettino:
             ValueError: The name is longer than 200 bytes or has a separator in it; `delay` as in `send_data`.
             SendError: The job exists (`sent` holds its id), but the file could not be removed after a copy, or with
                 `durable` a power cut may undo it.
-
         """
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be str, not {type(name).__name__}")
@@ -186,7 +181,6 @@ class Pacchettino:
             TypeError: `items` is itself `str` or bytes-like, or holds something that is neither.
             SendError: Some were sent (`sent` holds their ids), then something failed.
             OSError: None was sent.
-
         """
         if isinstance(items, str | bytes | bytearray | memoryview):
             raise TypeError("items must be an iterable of str or bytes-like objects; to send one, use send_data")
@@ -222,7 +216,6 @@ class Pacchettino:
         Raises:
             RuntimeError: There is no handler.
             OSError: The queue can't be read.
-
         """
         data, file = self._handled_kinds()
         handled = 0
@@ -245,10 +238,10 @@ class Pacchettino:
             RuntimeError: There is no handler.
             KeyboardInterrupt: Within 100 ms of Ctrl-C in the main thread; a wait then ends with no job taken. If it
                 comes just as a job is handed to its handler, or later, that job is interrupted.
-
         """
+        wait = _timeout(timeout)
         data, file = self._handled_kinds()
-        claim = self._claim(timeout, fifo, data, file)
+        claim = self._claim(wait, fifo, data, file)
         if claim is None:
             return False
         self._handle(claim)
@@ -260,7 +253,7 @@ class Pacchettino:
         """Take a job without a handler, of any kind or only `"data"` or `"file"`. Otherwise as `receive_one`."""
         if kind not in (None, "data", "file"):
             raise ValueError(f"kind must be 'data', 'file' or None, not {kind!r}")
-        claim = self._claim(timeout, fifo, kind != "file", kind != "data")
+        claim = self._claim(_timeout(timeout), fifo, kind != "file", kind != "data")
         return None if claim is None else Job(claim, self)
 
     # Looking
@@ -348,12 +341,18 @@ class Pacchettino:
     # Tidying
 
     def requeue(self, id: str) -> bool:
-        """Put a failed, interrupted or successful job back into the queue. Returns whether there was one."""
+        """Put a failed, interrupted or successful job back into the queue. Returns whether there was one.
+
+        Looks first whether consumers have died, whose jobs are then interrupted.
+        """
         return self._core.requeue(id)
 
     def requeue_all(self, which: KeepPolicy = KeepPolicy.FAILED | KeepPolicy.INTERRUPTED) -> int:
-        """Put all jobs that are in these states now back into the queue. Returns how many there were."""
-        return self._core.requeue_all(int(_keep_policy(which)))
+        """Put all jobs that are in these states now back into the queue. Returns how many there were.
+
+        Looks first whether consumers have died, whose jobs are then interrupted.
+        """
+        return self._core.requeue_all(int(_which(which)))
 
     def cleanup(self, which: KeepPolicy = KeepPolicy.ALL, *, older_than: Duration = 0) -> int:
         """Delete the jobs that are in these states now and were settled at least `older_than` ago.
@@ -361,12 +360,13 @@ class Pacchettino:
         Returns how many there were. The age counts from when the job got its verdict (the file's change time, `ctime`),
         not from the times that its sender's file had.
         """
-        return self._core.cleanup(int(_keep_policy(which)), seconds(older_than, "older_than"))
+        return self._core.cleanup(int(_which(which)), seconds(older_than, "older_than"))
 
     def close(self) -> None:
         """End the waits of this instance in other threads and let go of what it holds. Not needed for safety.
 
-        Later calls raise `ValueError`.
+        A `receive_one` or `claim` that would wait then returns `False` or `None`, so that a loop ends; all other calls
+        raise `ValueError`. Called in a signal handler, it lets the job in hand be finished.
         """
         self._core.close()
 
@@ -397,8 +397,7 @@ class Pacchettino:
 
     # The loop
 
-    def _claim(self, timeout: Duration | None, fifo: bool | None, data: bool, file: bool) -> _core.Claim | None:
-        wait = None if timeout is None else seconds(timeout, "timeout")
+    def _claim(self, wait: float | None, fifo: bool | None, data: bool, file: bool) -> _core.Claim | None:
         # Only the main thread gets signals, and has to look for them: Ctrl-C is to end its wait within 100 ms.
         slice = 0.08 if wait != 0 and threading.current_thread() is threading.main_thread() else math.inf
         end = None if wait is None else time.monotonic() + wait
@@ -537,6 +536,10 @@ def _reopen(kind: type[Pacchettino], settings: tuple[Any, ...]) -> Pacchettino:
     )
 
 
+def _timeout(value: Duration | None) -> float | None:
+    return None if value is None else seconds(value, "timeout")
+
+
 def _path(path: str | os.PathLike[str], what: str) -> str:
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{what} must be str or os.PathLike, not {type(path).__name__}")
@@ -548,8 +551,16 @@ def _path(path: str | os.PathLike[str], what: str) -> str:
 
 def _keep_policy(value: KeepPolicy) -> KeepPolicy:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"a KeepPolicy is needed, not {type(value).__name__}")
+        raise TypeError(f"a KeepPolicy is needed, such as KeepPolicy.ALL, not {type(value).__name__}")
     return KeepPolicy(value)
+
+
+def _which(value: KeepPolicy) -> KeepPolicy:
+    """Take no plain number: `cleanup(7)` is not seven days."""
+    policy = _keep_policy(value)
+    if not isinstance(value, KeepPolicy):
+        raise TypeError(f"which must be a KeepPolicy, not {type(value).__name__}; an age is given as older_than=")
+    return policy
 
 
 def _by_pid(value: CrashDetection) -> bool:
@@ -562,7 +573,10 @@ def _check_handler(handler: Any) -> None:
     if not callable(handler):
         raise TypeError(f"a handler must be callable, not {type(handler).__name__}")
     if any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (handler, type(handler).__call__)):
-        raise TypeError("an async def can't be a handler: it would return before its work is done")
+        raise TypeError(
+            "an async def can't be a handler: it would return before its work is done; "
+            "wrap it in a function that calls asyncio.run"
+        )
 
 
 def _job_info(

@@ -223,7 +223,9 @@ impl<'py> Payload<'py> {
         }
         let Ok(view) = PyMemoryView::from(data) else {
             let class = data.get_type();
-            let text = format!("{what} must be str or a bytes-like object, not {}", class.name()?);
+            let class = class.name()?;
+            let text =
+                format!("{what} must be str or bytes-like, not {class}; encode it first (json.dumps), or send a file");
             return Err(PyTypeError::new_err(text));
         };
         Ok(Self::Bytes(view.call_method0("tobytes")?.cast_into()?))
