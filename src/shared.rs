@@ -29,8 +29,8 @@ use crate::wait::{Wait, locked};
 /// The queues that this process has open, by the identity of `processing/`: a path through a symlink is the same queue.
 static OPEN: PerProcess<Mutex<HashMap<Identity, Weak<Shared>>>> = PerProcess::new(Mutex::default);
 
-/// What was told and need not be told again.
-static TOLD: PerProcess<Mutex<HashSet<Notice>>> = PerProcess::new(Mutex::default);
+/// What was told of each queue and need not be told again.
+static TOLD: PerProcess<Mutex<HashMap<Identity, HashSet<Notice>>>> = PerProcess::new(Mutex::default);
 
 pub(crate) struct Shared {
     layout: ArcSwap<Layout>,
@@ -90,7 +90,7 @@ struct Entry {
     wanted: bool,
 }
 
-/// How many things are told once. A directory of a million strangers must not fill the log and the memory.
+/// How many things are told once of a queue. A directory of a million strangers must not fill the log and the memory.
 const MOST_TOLD: usize = 1000;
 
 impl Shared {
@@ -237,6 +237,7 @@ impl Shared {
     /// Something that a person should know of, once in this process.
     pub(crate) fn tell_once(&self, notice: Notice) {
         let mut told = locked(TOLD.get());
+        let told = told.entry(self.identity).or_default();
         if told.len() > MOST_TOLD || !told.insert(notice.clone()) {
             return;
         }

@@ -667,6 +667,7 @@ class QueueBesideModel(RuleBasedStateMachine):
     @rule(which=WHICH, number=NUMBER, by_entry=st.booleans())
     def requeue(self, which: int, number: int, by_entry: bool) -> None:
         job = pick(self.jobs, number)
+        self.somebody_looked(self.queues[which], surely=True)
         done = self.queues[which].requeue(job.entry if by_entry else job.id)
         assert done == (job.state in KEPT)
         if done:
@@ -674,6 +675,7 @@ class QueueBesideModel(RuleBasedStateMachine):
 
     @rule(which=WHICH, states=POLICIES)
     def requeue_all(self, which: int, states: KeepPolicy) -> None:
+        self.somebody_looked(self.queues[which], surely=True)
         those = [job for job in self.in_state(*KEPT) if KEPT[Status(job.state)] in states]
         assert self.queues[which].requeue_all(states) == len(those)
         for job in those:
