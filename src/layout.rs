@@ -18,6 +18,8 @@ pub(crate) struct Layout {
     states: [Dir; State::ALL.len()],
     pub(crate) tmp: Dir,
     pub(crate) owners: Dir,
+    /// Which directories these are, in the order of [`Layout::all`].
+    identities: Vec<Identity>,
 }
 
 impl Layout {
@@ -26,7 +28,7 @@ impl Layout {
         let home = Dir::open(base).at(|| base.into())?;
         let [queued, processing, success, failed, interrupted, scheduled] = State::ALL.map(State::name);
         let open = |name| open_or_make(&home, OsStr::new(name));
-        Ok(Self {
+        let mut layout = Self {
             states: [
                 open(queued)?,
                 open(processing)?,
@@ -37,7 +39,10 @@ impl Layout {
             ],
             tmp: open(TMP)?,
             owners: open(OWNERS)?,
-        })
+            identities: Vec::new(),
+        };
+        layout.identities = layout.all().map(|dir| dir.identity().at(|| dir.path().into())).collect::<Result<_>>()?;
+        Ok(layout)
     }
 
     pub(crate) fn dir(&self, state: State) -> &Dir {
@@ -53,17 +58,17 @@ impl Layout {
     }
 
     /// Which directories these are.
-    pub(crate) fn identities(&self) -> Result<Vec<Identity>> {
-        self.all().map(|dir| dir.identity().at(|| dir.path().into())).collect()
+    pub(crate) fn identities(&self) -> &[Identity] {
+        &self.identities
     }
 
     /// Whether their paths still lead to them.
     pub(crate) fn is_at(&self, base: &Path) -> bool {
         let names = State::ALL.iter().map(|state| state.name()).chain([TMP, OWNERS]);
-        self.all().zip(names).all(|(dir, name)| {
-            let there = sys::stat(&base.join(name)).map(|there| there.identity);
-            there.is_ok_and(|there| dir.identity().is_ok_and(|here| here == there))
-        })
+        self.identities
+            .iter()
+            .zip(names)
+            .all(|(here, name)| sys::stat(&base.join(name)).is_ok_and(|there| there.identity == *here))
     }
 
     /// Whether none of them was deleted.

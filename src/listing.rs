@@ -76,7 +76,7 @@ impl Listing {
 
     /// Whether a fresh reading would show nothing new.
     pub(crate) fn is_current(&self, queued: &Dir) -> bool {
-        self.unchanged_since.is_some_and(|then| queued.changed().is_ok_and(|now| now == then))
+        queued.is_unchanged(self.unchanged_since)
     }
 
     /// The job that was taken out of it was gone.

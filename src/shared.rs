@@ -72,8 +72,7 @@ pub(crate) struct Schedule {
 impl Schedule {
     /// Whether no job is due, and a fresh reading would show nothing new.
     pub(crate) fn is_current(&self, scheduled: &Dir) -> bool {
-        self.next_due.is_none_or(|due| !due.remaining().is_zero())
-            && self.unchanged_since.is_some_and(|then| scheduled.changed().is_ok_and(|now| now == then))
+        self.next_due.is_none_or(|due| !due.remaining().is_zero()) && scheduled.is_unchanged(self.unchanged_since)
     }
 }
 
@@ -102,7 +101,7 @@ impl Shared {
         let mut open = locked(OPEN.get());
         if let Some(shared) = open.get(&identity).and_then(Weak::upgrade) {
             // Another of its directories may have been replaced.
-            if shared.layout().identities()? != layout.identities()? {
+            if shared.layout().identities() != layout.identities() {
                 shared.layout.store(Arc::new(layout));
                 shared.wait.disarm();
             }

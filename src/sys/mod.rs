@@ -82,6 +82,11 @@ impl Dir {
         let changed = self.changed()?;
         Ok(Some(changed).filter(|changed| changed.elapsed().is_ok_and(|age| age > SETTLED)))
     }
+
+    /// Whether its names are the same as they were at that [`settled_time`](Self::settled_time).
+    pub(crate) fn is_unchanged(&self, since: Option<SystemTime>) -> bool {
+        since.is_some_and(|then| self.changed().is_ok_and(|now| now == then))
+    }
 }
 
 /// Where the kernel does not tell, those who wait look from time to time.
