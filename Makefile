@@ -1,5 +1,6 @@
 # make demo     see work go through the queue, a worker die, and its job come back
 # make test     everything that the tests need, then the tests, Rust and Python
+# make torture  the tests that take long as well, and the model of the protocol
 # make lint     what must be clean
 # make check-windows   whether src/sys/windows.rs type-checks
 # make bench    what a job costs beside the bare system calls
@@ -21,7 +22,8 @@ test-rust:
 test-python: $(VENV)/built
 	$(RUN)/python -m pytest
 
-torture: test
+torture: test-rust $(VENV)/built
+	$(RUN)/python -m pytest -m "torture or not torture"
 	cargo test --locked --release --manifest-path model/Cargo.toml
 
 lint: $(VENV)/built
