@@ -7,7 +7,7 @@
 //! | `<due>-<job>` | a job in `scheduled/`; 13 digits, Unix milliseconds |
 //! | `<job>.<owner>` | a claim's directory |
 //! | `<job>.left-<n>` | one that was a claim's, and holds what somebody put beside the job |
-//! | `<uuid>-<token>`, `owner-<token>` | our files in `tmp/` |
+//! | `<uuid>-<owner>`, `owner-<token>` | our files in `tmp/` |
 //!
 //! Names are bytes: whatever a file name may hold is kept. What does not parse is no job of ours and is left alone.
 
@@ -297,24 +297,21 @@ impl fmt::Display for OwnerName {
     }
 }
 
-/// The name of a file being written, in `tmp/`: with the token of its writer, whose death then shows.
-pub(crate) fn temporary(id: Uuid, writer: Option<Token>) -> OsString {
+/// The name of a file being written, in `tmp/`: with that of its writer, whose death then shows.
+pub(crate) fn temporary(id: Uuid, writer: OwnerName) -> OsString {
     let mut name = OsString::from(&*id.hyphenated().encode_lower(&mut Uuid::encode_buffer()));
-    if let Some(token) = writer {
-        name.push("-");
-        name.push(token.as_os_str());
-    }
+    _ = write!(name, "-{writer}"); // writing to a string can't fail
     name
 }
 
 /// What a file in `tmp/` is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Temporary {
-    /// Being written by the process that has this token.
-    Ours(Token),
+    /// Being written by this process.
+    Ours(OwnerName),
     /// A lock file that is not locked yet.
     Unborn,
-    /// Being written by a program that knows no tokens.
+    /// Being written by a program that does not say who it is.
     Foreign,
 }
 
@@ -328,7 +325,7 @@ pub(crate) fn parse_temporary(entry: &OsStr) -> Option<Temporary> {
     parse_id(id)?;
     match rest {
         [] => Some(Temporary::Foreign),
-        [b'-', token @ ..] => Token::parse(token).map(Temporary::Ours),
+        [b'-', owner @ ..] => OwnerName::parse(owner).map(Temporary::Ours),
         _ => None,
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{At, Result};
 use crate::job::{self, Due, Job, JobRef, OwnerName};
 use crate::policy::{KeepPolicy, State};
 use crate::shared::Shared;
-use crate::sys::{FileKind, Reading};
+use crate::sys::Reading;
 
 /// Looks for a job whose entry name is known. Only `scheduled/` and `processing/` must be listed for that.
 pub(crate) fn has_known(shared: &Shared, state: State, job: &JobRef, known: &Job) -> Result<bool> {
@@ -16,10 +16,7 @@ pub(crate) fn has_known(shared: &Shared, state: State, job: &JobRef, known: &Job
     let layout = shared.layout();
     let dir = layout.dir(state);
     let entry = known.entry();
-    match dir.stat(&entry) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        found => found.at(|| dir.path().join(&entry)).map(|stat| stat.kind == FileKind::Regular),
-    }
+    dir.is_file(&entry).at(|| dir.path().join(&entry))
 }
 
 /// Looks for a job by its id in a listing.
@@ -59,7 +56,7 @@ pub(crate) fn visit_jobs(
         match parsed {
             Some((job, ..)) if !filter(&job) => {}
             Some((job, _, Some(owner))) => claims.push((name.to_owned(), job, owner)),
-            Some((job, due, None)) if dir.is_file(name, kind) => visit(job, due, None),
+            Some((job, due, None)) if dir.may_be_file((name, kind)) => visit(job, due, None),
             _ => shared.tell_stranger(dir, name),
         }
     })
@@ -67,7 +64,7 @@ pub(crate) fn visit_jobs(
     for (name, job, owner) in claims {
         // A claim counts only with its file in it. One that is settled meanwhile is none; one that only its owner may look
         // into is one.
-        let held = dir.open_dir(&name).map(|claim| claim.is_file(job.claimed_name(), None));
+        let held = dir.open_dir(&name).and_then(|claim| claim.is_file(job.claimed_name()));
         match held {
             Ok(false) => {}
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}

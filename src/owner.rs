@@ -45,13 +45,6 @@ impl Owner {
             Self::Token(lock) => lock.is_good(),
         }
     }
-
-    pub(crate) fn token(&self) -> Option<Token> {
-        match self {
-            Self::Pid(_) => None,
-            Self::Token(lock) => Some(lock.token),
-        }
-    }
 }
 
 /// A locked file in `owners/`. Who claims or writes under its token holds a share of it; it goes with the last one.
@@ -112,7 +105,8 @@ fn lock_new(layout: &Layout, token: Token) -> Result<Option<Private>> {
                 sys::rename_open(&file, &layout.tmp, &unborn, owners, token.as_os_str()).at(|| owners.path().into())
             }
             Ok(false) => Err(io::Error::from(io::ErrorKind::NotFound)).at(path),
-            Err(source) => Err(Error::NoLocks { source, path: path() }),
+            Err(source) if sys::has_no_locks(&source) => Err(Error::NoLocks { source, path: path() }),
+            Err(source) => Err(source).at(path),
         };
         if let Err(error) = named {
             _ = sys::remove_open(&file, &layout.tmp, &unborn);

@@ -2,7 +2,7 @@
 //!
 //! | call | a crash before the next one leaves |
 //! | --- | --- |
-//! | create `tmp/<uuid>-<token>`, write, close | that file, which a consumer deletes |
+//! | create `tmp/<uuid>-<owner>`, write, close | that file, which a consumer deletes |
 //! | durable: `fsync` of the file, before the close | the same |
 //! | rename to `queued/<job>` or `scheduled/<due>-<job>` | the job |
 //! | durable: `fsync` of that directory | the job |
@@ -121,13 +121,18 @@ impl Publisher<'_> {
         let draft = self.draft_as(job.id(), |file| {
             // The standard library's copy is `copy_file_range(2)` or, where that can't, `sendfile(2)`: no byte passes
             // through this process, and filesystems that can share blocks do.
-            while io::copy(&mut source.take(COPY_PIECE), file)? == COPY_PIECE {
+            loop {
+                match io::copy(&mut source.take(COPY_PIECE), file) {
+                    Ok(COPY_PIECE) => {}
+                    // A signal broke it off; both files are where it came to.
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    ended => return ended.map(drop),
+                }
                 if !go_on() {
                     stopped = true;
                     return Err(io::ErrorKind::Interrupted.into());
                 }
             }
-            Ok(())
         });
         if stopped {
             return Err(Error::Stopped);
@@ -143,7 +148,7 @@ impl Publisher<'_> {
     /// Writes a file in `tmp/`.
     fn draft_as(&self, id: Uuid, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Draft<'_>> {
         let tmp = &self.layout.tmp;
-        let name = job::temporary(id, self.owner.token());
+        let name = job::temporary(id, self.owner.name());
         let path = || tmp.path().join(&name);
         let file = tmp.create_file(&name).at(path)?;
         let draft = Draft { tmp, id, name: name.clone(), published: false };

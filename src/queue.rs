@@ -755,12 +755,13 @@ impl Drop for Queue {
 
 fn rename_back(layout: &Layout, state: State, job: &Job) -> Result<bool> {
     let (dir, entry) = (layout.dir(state), job.entry());
-    if !dir.is_file(&entry, None) {
+    let path = || dir.path().join(&entry);
+    if !dir.is_file(&entry).at(path)? {
         return Ok(false); // gone, or something that is no job under a job's name
     }
     match dir.rename(&entry, layout.dir(State::Queued), &entry) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        moved => moved.at(|| dir.path().join(&entry)).map(|()| true),
+        moved => moved.at(path).map(|()| true),
     }
 }
 

@@ -18,6 +18,9 @@ use crate::sys::{self, Dir, FileKind, Reading};
 /// How old an unfinished file of another program must be before a person is told.
 const FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How long nothing must have been written to the unfinished file of a PID that nobody has.
+const UNHEARD_OF: Duration = Duration::from_secs(60 * 60);
+
 /// How old a lock file that never got its name must be before it is its dead maker's.
 const UNBORN: Duration = Duration::from_secs(60);
 
@@ -105,7 +108,7 @@ impl Recovery<'_> {
             Err(error)
                 if error.kind() == io::ErrorKind::DirectoryNotEmpty
                     && is_own
-                    && !dir.is_file(claim.job.claimed_name(), None)
+                    && dir.is_file(claim.job.claimed_name()).is_ok_and(|is_file| !is_file)
                     && self.is_queued(&claim.job) =>
             {
                 self.set_aside(claim).at(path)?;
@@ -122,7 +125,7 @@ impl Recovery<'_> {
     }
 
     fn is_queued(&self, job: &Job) -> bool {
-        self.layout.dir(State::Queued).is_file(&job.entry(), None)
+        self.layout.dir(State::Queued).is_file(&job.entry()).unwrap_or(false)
     }
 
     /// Gives a leftover of this process's own, which is in the way of the job's next claim, a name that is no claim's.
@@ -185,7 +188,7 @@ pub(crate) fn promote(shared: &Shared, schedule: &mut Schedule, durable: bool) -
     let mut next_due: Option<Due> = None;
     scheduled
         .list(Reading::InPieces, |(name, kind)| {
-            let Some((due, job)) = job::parse_scheduled(name).filter(|_| scheduled.is_file(name, kind)) else {
+            let Some((due, job)) = job::parse_scheduled(name).filter(|_| scheduled.may_be_file((name, kind))) else {
                 return shared.tell_stranger(scheduled, name);
             };
             if due.remaining().is_zero() {
@@ -218,28 +221,30 @@ pub(crate) fn promote(shared: &Shared, schedule: &mut Schedule, durable: bool) -
 
 /// Deletes what the dead left in `tmp/` and `owners/`.
 ///
-/// A temporary file bears its writer's token and goes when nobody holds its lock. One without a token may be another
-/// program's only copy, and stays; once it is old, a person is told.
+/// A temporary file bears its writer's name and goes when that is dead. One without may be another program's only copy,
+/// and stays; once it is old, a person is told.
 pub(crate) fn sweep(shared: &Shared) -> Result<()> {
     let layout = shared.layout();
     let (tmp, owners) = (&layout.tmp, &layout.owners);
     let mut temporaries = Vec::new();
-    tmp.list(Reading::InPieces, |(name, kind)| match job::parse_temporary(name).filter(|_| tmp.is_file(name, kind)) {
+    tmp.list(Reading::InPieces, |(name, kind)| match job::parse_temporary(name).filter(|_| tmp.may_be_file((name, kind))) {
         Some(temporary) => temporaries.push((name.to_owned(), temporary)),
         None => shared.tell_stranger(tmp, name),
     })
     .at(|| tmp.path().into())?;
     let mut judged = HashMap::new();
-    let mut is_alive = |token| {
-        *judged.entry(token).or_insert_with(|| {
+    let mut is_alive = |owner| {
+        *judged.entry(owner).or_insert_with(|| {
             // The table is asked at this moment: a token of this process's that is no more its own is judged by its lock.
-            let own = shared.table().is_own(OwnerName::Token(token));
-            own || owner::is_alive(OwnerName::Token(token), &layout)
+            let own = shared.table().is_own(owner);
+            own || owner::is_alive(owner, &layout)
         })
     };
     for (name, temporary) in temporaries {
         let abandoned = match temporary {
-            Temporary::Ours(token) => !is_alive(token),
+            Temporary::Ours(owner @ OwnerName::Token(_)) => !is_alive(owner),
+            // Its writer may live in another container, where its PID is another.
+            Temporary::Ours(owner) => is_older(tmp, &name, UNHEARD_OF) && !is_alive(owner),
             // Not before its maker had the time to lock it, which for a program that does not look again must be enough.
             Temporary::Unborn => {
                 if is_older(tmp, &name, UNBORN) {
@@ -271,12 +276,12 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
     let mut tokens = Vec::new();
     owners
         .list(Reading::InPieces, |(name, kind)| {
-            let token = Token::parse(name.as_encoded_bytes()).filter(|_| owners.is_file(name, kind));
+            let token = Token::parse(name.as_encoded_bytes()).filter(|_| owners.may_be_file((name, kind)));
             token.map_or_else(|| shared.tell_stranger(owners, name), |token| tokens.push(token));
         })
         .at(|| owners.path().into())?;
     for token in tokens {
-        is_alive(token); // which removes a dead one's
+        is_alive(OwnerName::Token(token)); // which removes a dead one's
     }
     Ok(())
 }

@@ -741,8 +741,8 @@ def test_a_lock_file_that_never_got_its_name_is_removed_when_its_process_is_dead
     assert entries(queue_dir / "tmp") == [b"owner-held000000"]
 
 
-@pytest.mark.parametrize("suffix", [b"GONE000000", b"gone00000", b"gone0000000", b"0gone00000", b"4194303", b"", b"-"])
-def test_a_file_in_tmp_whose_suffix_is_no_token_is_never_deleted(queue_dir: Path, suffix: bytes) -> None:
+@pytest.mark.parametrize("suffix", [b"GONE000000", b"gone00000", b"gone0000000", b"0gone00000", b"0123", b"", b"-"])
+def test_a_file_in_tmp_whose_suffix_is_no_owner_is_never_deleted(queue_dir: Path, suffix: bytes) -> None:
     path = b"tmp/%s-%s" % (new_id(1).encode(), suffix)
     lay_down(queue_dir, {path: b"perhaps the only copy"})
     assert use_in_every_way(queue_dir) == 0
@@ -838,13 +838,29 @@ def test_a_sender_killed_while_it_writes_leaves_a_file_that_names_it_and_no_job(
         assert entries(queue_dir / "owners") == []
 
 
-def test_a_sender_by_pid_killed_while_it_writes_leaves_a_file_that_nobody_deletes(queue_dir: Path) -> None:
+def test_a_sender_by_pid_killed_while_it_writes_leaves_a_file_that_goes_when_it_is_old(queue_dir: Path) -> None:
     with Peer(queue_dir, "crash_detection=CrashDetection.PID") as peer:
         die_while_writing(peer)
         (draft,) = files(queue_dir)
-        assert is_like(b"tmp/" + ID, draft)
+        assert draft.endswith(b"-%d" % peer.pid)
         assert use_in_every_way(queue_dir) == 0
-        assert files(queue_dir) == {draft: b"x" * 4096}
+        assert files(queue_dir) == {draft: b"x" * 4096}  # its sender may live in another container, under another PID
+        grow_old(queue_dir / os.fsdecode(draft))
+        assert use_in_every_way(queue_dir) == 0
+        assert files(queue_dir) == {}
+
+
+def test_a_file_in_tmp_stays_while_the_pid_that_it_names_is_alive(queue_dir: Path, owners: Owners) -> None:
+    draft = b"tmp/%s-%s" % (new_id(1).encode(), owners.a_live_pid())
+    lay_down(queue_dir, {draft: b"half"})
+    grow_old(queue_dir / os.fsdecode(draft))
+    assert use_in_every_way(queue_dir) == 0
+    assert files(queue_dir) == {draft: b"half"}
+
+
+def grow_old(draft: Path) -> None:
+    """Let two hours pass in which nothing was written to a file."""
+    os.utime(draft, (time.time() - 7200, time.time() - 7200))
 
 
 def die_while_writing(peer: Peer) -> None:

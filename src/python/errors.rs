@@ -19,7 +19,10 @@ impl From<Error> for PyErr {
 fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let text = error.to_string();
     Ok(match error {
-        Error::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => PyMemoryError::new_err(text),
+        // Of this process. That the kernel has none for a call (`ENOMEM`) is an `OSError` like any other.
+        Error::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory && error.errno().is_none() => {
+            PyMemoryError::new_err(text)
+        }
         Error::Io { .. } => PyOSError::new_err(arguments(py, error, None)?),
         Error::NoLocks { .. } => {
             let hint = "this filesystem refuses file locks; use crash_detection=CrashDetection.PID";

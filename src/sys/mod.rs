@@ -70,9 +70,17 @@ pub(crate) enum Woken {
 pub(crate) type Entry<'a> = (&'a OsStr, Option<FileKind>);
 
 impl Dir {
-    /// Whether an entry is a regular file, asking the file itself where the listing does not tell.
-    pub(crate) fn is_file(&self, name: &OsStr, kind: Option<FileKind>) -> bool {
-        kind.or_else(|| self.stat(name).ok().map(|stat| stat.kind)) == Some(FileKind::Regular)
+    /// Whether there is a regular file of that name.
+    pub(crate) fn is_file(&self, name: &OsStr) -> io::Result<bool> {
+        match self.stat(name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            stat => stat.map(|stat| stat.kind == FileKind::Regular),
+        }
+    }
+
+    /// Whether a listed entry is a regular file, for all that can be told: what is done to it next shows it if not.
+    pub(crate) fn may_be_file(&self, (name, kind): Entry<'_>) -> bool {
+        kind.map_or_else(|| self.is_file(name).unwrap_or(true), |kind| kind == FileKind::Regular)
     }
 
     /// When its names last changed, if that is so long ago that whatever changes them from now on changes the time too:

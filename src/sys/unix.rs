@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use fs2::FileExt as _;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
+use nix::NixPath;
 use nix::libc;
 use nix::sys::signal::kill;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
@@ -42,13 +43,12 @@ impl Dir {
     /// Opens a directory by its path, following links.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let file = openat(AT_FDCWD, path, flags, Mode::empty())?.into();
-        Ok(Self { file, path: path.into() })
+        Ok(Self { file: open(AT_FDCWD, path, flags)?, path: path.into() })
     }
 
     /// Opens one of its directories; a link in its place is an error (`ENOTDIR`).
     pub(crate) fn open_dir(&self, name: &OsStr) -> io::Result<Self> {
-        let file = openat(self, name, OPEN | OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty())?.into();
+        let file = open(self, name, OPEN | OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         Ok(Self { file, path: self.path.join(name) })
     }
 
@@ -87,13 +87,12 @@ impl Dir {
 
     /// Makes a file that was not there, for writing.
     pub(crate) fn create_file(&self, name: &OsStr) -> io::Result<File> {
-        let flags = OPEN | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
-        Ok(openat(self, name, flags, FILE_MODE)?.into())
+        open(self, name, OPEN | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)
     }
 
     /// Opens a file for reading; a link in its place is an error (`ELOOP`).
     pub(crate) fn open_file(&self, name: &OsStr) -> io::Result<File> {
-        Ok(openat(self, name, OPEN | OFlag::O_RDONLY, Mode::empty())?.into())
+        open(self, name, OPEN | OFlag::O_RDONLY)
     }
 
     pub(crate) fn stat(&self, name: &OsStr) -> io::Result<Stat> {
@@ -118,14 +117,24 @@ impl Dir {
     /// Visits its entries.
     pub(crate) fn list(&self, reading: Reading, mut visit: impl FnMut(Entry<'_>)) -> io::Result<()> {
         // A handle's read position is shared by all who use it, so each listing opens its own.
-        let listing = openat(self, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-        read_dir(&listing.into(), reading, &mut visit)
+        let listing = open(self, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)?;
+        read_dir(&listing, reading, &mut visit)
     }
 }
 
 impl AsFd for Dir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+/// Opens or makes a file, again if a signal breaks that off (`open(2)`: `EINTR`), as Python does (PEP 475).
+fn open(dir: impl AsFd, path: &(impl NixPath + ?Sized), flags: OFlag) -> io::Result<File> {
+    loop {
+        match openat(&dir, path, flags, FILE_MODE) {
+            Err(Errno::EINTR) => {}
+            opened => return Ok(opened?.into()),
+        }
     }
 }
 
@@ -146,8 +155,7 @@ pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
 
 /// Opens a file of somebody else's for reading: links are followed, a FIFO is not waited for.
 pub(crate) fn open_source(path: &Path) -> io::Result<File> {
-    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-    Ok(openat(AT_FDCWD, path, flags, Mode::empty())?.into())
+    open(AT_FDCWD, path, OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
 }
 
 /// Flushes a file of somebody else's to the disk.
@@ -171,8 +179,15 @@ pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
     match file.try_lock_exclusive() {
         Ok(()) => Ok(true),
         Err(error) if error.raw_os_error() == fs2::lock_contended_error().raw_os_error() => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => try_lock(file),
         Err(error) => Err(error),
     }
+}
+
+/// Whether the filesystem has no locks, by the error of one that was tried (`flock(2)`, and what NFS answers).
+pub(crate) fn has_no_locks(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::ENOLCK | Errno::ENOSYS | Errno::ENOTSUP | Errno::EINVAL | Errno::EPERM | Errno::EACCES))
 }
 
 /// Opens a lock file and takes its lock, or says that somebody has it.
@@ -268,8 +283,7 @@ fn rename_no_replace(from: BorrowedFd<'_>, name: &OsStr, to: &Dir, new_name: &Os
 
 /// A rename that fails with `EEXIST` rather than replace.
 mod exclusive {
-    use super::{AsRawFd, BorrowedFd, Errno, OsStr};
-    use nix::NixPath;
+    use super::{AsRawFd, BorrowedFd, Errno, NixPath, OsStr};
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
     use nix::libc;
 

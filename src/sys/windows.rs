@@ -324,6 +324,11 @@ pub(crate) fn try_lock(_file: &File) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Whether the filesystem has no locks. All can refuse to share.
+pub(crate) fn has_no_locks(_error: &io::Error) -> bool {
+    false
+}
+
 /// Opens a lock file and takes its lock, or says that somebody has it.
 pub(crate) fn take_lock(owners: &Dir, name: &OsStr) -> io::Result<Option<File>> {
     match owners.open_alone(&wide(name)?, FILE_NON_DIRECTORY_FILE) {
