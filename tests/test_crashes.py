@@ -490,7 +490,7 @@ def consumer_looks(place: Place, keep: KeepPolicy) -> None:
     """Let a fresh consumer look after the dead, and see that it tidies up behind them."""
     with Pacchettino(place.base, keep) as queue:
         assert not queue.requeue(new_id())
-        # A lock file may be just being made, and the writer of a draft live in another container; once old, they are dead.
+        # A lock file may be just being made, a draft's writer live in another container; once old, they are dead.
         for left in (place.base / "tmp").iterdir():
             os.utime(left, (0, 0))
         assert not queue.requeue(new_id())
