@@ -179,10 +179,9 @@ impl Claim {
             std::mem::forget(held);
             return Ok(());
         }
-        let shared = Arc::clone(&held.shared);
-        let settled = held.settle(outcome, &shared.layout());
+        let settled = held.settle(outcome);
         settled.map_err(|source| {
-            shared.keep_unsettled(Unsettled { held, outcome });
+            Arc::clone(&held.shared).keep_unsettled(Unsettled { held, outcome });
             Error::Unsettled { source: source.into() }
         })
     }
@@ -259,7 +258,8 @@ impl Held {
     }
 
     /// Moves the job's file to where the verdict says and takes the claim away. Can be called again where it failed.
-    fn settle(&mut self, outcome: Outcome, layout: &Layout) -> Result<()> {
+    fn settle(&mut self, outcome: Outcome) -> Result<()> {
+        let layout = if self.dir.is_intact() { self.shared.layout() } else { self.reopen()? };
         let (state, entry) = match outcome {
             Outcome::Success => (State::Success, self.job.entry()),
             Outcome::Failed => (State::Failed, self.job.entry()),
@@ -302,6 +302,25 @@ impl Held {
         Ok(())
     }
 
+    /// Opens again what somebody closed in this process. The claim's directory is the same or none: others may have taken
+    /// the job meanwhile, since who closes all closes the lock file too.
+    fn reopen(&mut self) -> Result<Arc<Layout>> {
+        let layout = self.shared.intact_layout(&self.base)?;
+        if self.moved {
+            return Ok(layout);
+        }
+        let path = || self.dir.path().to_owned();
+        match layout.dir(State::Processing).open_dir(&self.name) {
+            Ok(again) if again.identity().at(path)? == self.dir.identity().at(path)? => self.dir = again,
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).at(path),
+            _ => {
+                self.tell_gone();
+                self.moved = true;
+            }
+        }
+        Ok(layout)
+    }
+
     fn is_file_gone(&self) -> bool {
         self.dir.stat(self.job.claimed_name()).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
@@ -327,7 +346,7 @@ pub(crate) struct Unsettled {
 }
 
 impl Unsettled {
-    pub(crate) fn try_again(&mut self, shared: &Shared) -> Result<()> {
-        self.held.settle(self.outcome, &shared.layout())
+    pub(crate) fn try_again(&mut self) -> Result<()> {
+        self.held.settle(self.outcome)
     }
 }

@@ -10,6 +10,8 @@ use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use crate::handle::Handle;
+
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// A number that is another one in each forked child.
@@ -66,7 +68,7 @@ pub(crate) fn without_forks<T>(f: impl FnOnce() -> T) -> T {
 
 /// An open file that a forked child does not keep: the child's copy is closed before `fork` returns there.
 pub(crate) struct Private {
-    file: ManuallyDrop<File>,
+    handle: ManuallyDrop<Handle>,
     generation: u64,
     #[cfg(unix)]
     slot: &'static handlers::Slot,
@@ -74,13 +76,13 @@ pub(crate) struct Private {
 
 impl Private {
     /// Opens the file while no fork can happen in between.
-    pub(crate) fn open<E>(open: impl FnOnce() -> Result<File, E>) -> Result<Self, E> {
+    pub(crate) fn open<E>(open: impl FnOnce() -> Result<Handle, E>) -> Result<Self, E> {
         without_forks(|| {
-            let file = open()?;
+            let handle = open()?;
             Ok(Self {
                 #[cfg(unix)]
-                slot: handlers::Slot::take(&file),
-                file: ManuallyDrop::new(file),
+                slot: handlers::Slot::take(&handle),
+                handle: ManuallyDrop::new(handle),
                 generation: generation(),
             })
         })
@@ -91,19 +93,23 @@ impl Private {
         self.generation == generation()
     }
 
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     pub(crate) fn file(&self) -> &File {
-        &self.file
+        self.handle.file()
     }
 }
 
 impl Drop for Private {
     fn drop(&mut self) {
-        // In a forked child the descriptor is closed already, and its number may be another file's by now.
+        // In a forked child the descriptor is closed already.
         if self.is_ours() {
             #[cfg(unix)]
             self.slot.give_back();
             // SAFETY: dropped once, here, and not used after.
-            unsafe { ManuallyDrop::drop(&mut self.file) };
+            unsafe { ManuallyDrop::drop(&mut self.handle) };
         }
     }
 }
@@ -111,13 +117,14 @@ impl Drop for Private {
 #[cfg(unix)]
 mod handlers {
     use std::cell::UnsafeCell;
-    use std::fs::File;
     use std::os::fd::AsRawFd;
     use std::ptr::null_mut;
     use std::sync::Once;
-    use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+    use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
     use nix::libc;
+
+    use crate::handle::{Handle, unix};
 
     const FREE: i32 = -1;
 
@@ -127,6 +134,8 @@ mod handlers {
     /// The place of one descriptor in the list of those to be closed.
     pub(crate) struct Slot {
         descriptor: AtomicI32,
+        /// Device and inode of the file: somebody may have closed it and opened another.
+        identity: [AtomicU64; 2],
         next: *mut Slot,
     }
 
@@ -134,15 +143,22 @@ mod handlers {
     unsafe impl Sync for Slot {}
 
     impl Slot {
-        pub(crate) fn take(file: &File) -> &'static Self {
-            let descriptor = file.as_raw_fd();
+        /// To be called while no fork can happen: the child must not meet one that is half filled in.
+        pub(crate) fn take(handle: &Handle) -> &'static Self {
+            let descriptor = handle.file().as_raw_fd();
+            let (device, inode) = handle.identity();
             for slot in slots() {
                 if slot.descriptor.compare_exchange(FREE, descriptor, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                    slot.identity[0].store(device, Ordering::Release);
+                    slot.identity[1].store(inode, Ordering::Release);
                     return slot;
                 }
             }
-            let new: &'static mut Self =
-                Box::leak(Box::new(Self { descriptor: AtomicI32::new(descriptor), next: null_mut() }));
+            let new: &'static mut Self = Box::leak(Box::new(Self {
+                descriptor: AtomicI32::new(descriptor),
+                identity: [device, inode].map(AtomicU64::new),
+                next: null_mut(),
+            }));
             let mut head = SLOTS.load(Ordering::Acquire);
             loop {
                 new.next = head;
@@ -207,7 +223,8 @@ mod handlers {
         super::GENERATION.fetch_add(1, Ordering::AcqRel);
         for slot in slots() {
             let descriptor = slot.descriptor.swap(FREE, Ordering::AcqRel);
-            if descriptor != FREE {
+            let [device, inode] = slot.identity.each_ref().map(|number| number.load(Ordering::Acquire));
+            if descriptor != FREE && unix::of_number(descriptor) == Some((device, inode)) {
                 // SAFETY: `close` is async-signal-safe; the file's owner, seeing the new generation, leaves it alone.
                 unsafe { libc::close(descriptor) };
             }

@@ -71,6 +71,16 @@ impl Layout {
             .all(|(here, name)| sys::stat(&base.join(name)).is_ok_and(|there| there.identity == *here))
     }
 
+    /// The same of the one that was opened first: who closes descriptors, begins with the low ones.
+    pub(crate) fn seems_intact(&self) -> bool {
+        self.dir(State::Queued).is_intact()
+    }
+
+    /// Whether they are open: somebody may have closed their descriptors in this process.
+    pub(crate) fn is_intact(&self) -> bool {
+        self.all().all(Dir::is_intact)
+    }
+
     /// Whether none of them was deleted.
     pub(crate) fn is_whole(&self) -> bool {
         self.all().all(|dir| dir.is_linked().unwrap_or(true))

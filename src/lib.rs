@@ -47,6 +47,7 @@ macro_rules! step {
 mod claim;
 mod error;
 mod fork;
+mod handle;
 mod job;
 mod layout;
 mod listing;

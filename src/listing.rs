@@ -51,10 +51,12 @@ impl Listing {
         files.clear();
         *self = Self { readings, ..Self::default() };
         queued
-            .list(Reading::InPieces, |(name, kind)| match Job::parse(name).filter(|_| queued.may_be_file((name, kind))) {
-                None => stranger(name),
-                Some(job) if job.name().is_some() => files.push(job),
-                Some(job) => data.push(job.id()),
+            .list(Reading::InPieces, |(name, kind)| {
+                match Job::parse(name).filter(|_| queued.may_be_file((name, kind))) {
+                    None => stranger(name),
+                    Some(job) if job.name().is_some() => files.push(job),
+                    Some(job) => data.push(job.id()),
+                }
             })
             .at(path)?;
         match order {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::error::{At, Error, Result};
 use crate::fork::{self, Private};
+use crate::handle::Handle;
 use crate::job::{OwnerName, Token};
 use crate::layout::Layout;
 use crate::sys;
@@ -69,9 +70,10 @@ impl LockFile {
         self.token
     }
 
-    /// Whether others can still see it. Somebody may have deleted it, and would then take its owner for dead.
+    /// Whether others can still see it. Somebody may have deleted it, or closed it in this process, and would then take
+    /// its owner for dead.
     pub(crate) fn is_good(&self) -> bool {
-        self.file.is_ours() && sys::is_linked(self.file.file()).unwrap_or(false)
+        self.file.is_ours() && sys::is_linked(self.file.handle()).unwrap_or(false)
     }
 
     /// Whether others look for it where it is: `owners/` may have been replaced.
@@ -82,7 +84,7 @@ impl LockFile {
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        if self.file.is_ours() {
+        if self.file.is_ours() && self.file.handle().is_intact() {
             // Before the lock is freed. If it can't be removed, it is one more lock file of a dead owner.
             _ = sys::remove_open(self.file.file(), &self.layout.owners, self.token.as_os_str());
         }
@@ -115,7 +117,7 @@ fn lock_new(layout: &Layout, token: Token) -> Result<Option<Private>> {
                 && [&layout.tmp, &layout.owners].iter().all(|dir| dir.is_linked().unwrap_or(false));
             return Err(error);
         }
-        Ok(file)
+        Handle::new(file).at(path)
     });
     match file {
         Err(_) if taken_away => Ok(None),

@@ -227,9 +227,11 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
     let layout = shared.layout();
     let (tmp, owners) = (&layout.tmp, &layout.owners);
     let mut temporaries = Vec::new();
-    tmp.list(Reading::InPieces, |(name, kind)| match job::parse_temporary(name).filter(|_| tmp.may_be_file((name, kind))) {
-        Some(temporary) => temporaries.push((name.to_owned(), temporary)),
-        None => shared.tell_stranger(tmp, name),
+    tmp.list(Reading::InPieces, |(name, kind)| {
+        match job::parse_temporary(name).filter(|_| tmp.may_be_file((name, kind))) {
+            Some(temporary) => temporaries.push((name.to_owned(), temporary)),
+            None => shared.tell_stranger(tmp, name),
+        }
     })
     .at(|| tmp.path().into())?;
     let mut judged = HashMap::new();

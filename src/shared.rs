@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -100,8 +101,9 @@ impl Shared {
         let identity = processing.identity().at(|| processing.path().into())?;
         let mut open = locked(OPEN.get());
         if let Some(shared) = open.get(&identity).and_then(Weak::upgrade) {
-            // Another of its directories may have been replaced.
-            if shared.layout().identities() != layout.identities() {
+            // Another of its directories may have been replaced, or somebody closed them.
+            let known = shared.layout();
+            if known.identities() != layout.identities() || !known.is_intact() {
                 shared.layout.store(Arc::new(layout));
                 shared.wait.disarm();
             }
@@ -129,16 +131,17 @@ impl Shared {
         self.generation == fork::generation()
     }
 
-    /// Whether the path still leads here. The directory by which a queue is known is looked at each time, the others once
+    /// Whether the path still leads here, and the directories are open. The directory by which a queue is known is looked at each time, the others once
     /// a second.
     pub(crate) fn is_at(&self, base: &Path) -> bool {
         let processing = sys::stat_target(&layout::state_path(base, State::Processing));
-        if !processing.is_ok_and(|found| found.identity == self.identity) {
+        if !processing.is_ok_and(|found| found.identity == self.identity) || !self.layout.load().seems_intact() {
             return false;
         }
         let mut looked = locked(&self.looked);
         if looked.is_none_or(|then| then.elapsed() >= Duration::from_secs(1)) {
-            if !self.layout().is_at(base) {
+            let layout = self.layout();
+            if !layout.is_intact() || !layout.is_at(base) {
                 return false;
             }
             *looked = Some(Instant::now());
@@ -148,6 +151,19 @@ impl Shared {
 
     pub(crate) fn layout(&self) -> Arc<Layout> {
         self.layout.load_full()
+    }
+
+    /// The open directories, opened anew if somebody closed them in this process.
+    pub(crate) fn intact_layout(&self, base: &Path) -> Result<Arc<Layout>> {
+        let layout = self.layout();
+        if layout.is_intact() {
+            return Ok(layout);
+        }
+        let again = Self::of(base)?;
+        if again.identity != self.identity {
+            return Err(io::Error::from(io::ErrorKind::NotFound)).at(|| base.into());
+        }
+        Ok(again.layout())
     }
 
     /// The name under which to write or to claim.
@@ -212,7 +228,7 @@ impl Shared {
         let waiting = std::mem::take(&mut *locked(&self.unsettled));
         let (mut settled, mut failed) = (false, None);
         for mut unsettled in waiting {
-            match unsettled.try_again(self) {
+            match unsettled.try_again() {
                 Ok(()) => settled = true,
                 Err(error) => {
                     failed = Some(error);

@@ -49,9 +49,9 @@ impl Wait {
     pub(crate) fn arm(&self, layout: &Layout) -> Result<bool, io::Error> {
         let mut state = locked(&self.state);
         match state.watch {
-            Armed::Yes(_) => return Ok(true),
+            Armed::Yes(ref watch) if watch.is_intact() => return Ok(true),
             Armed::Failed(then) if then.elapsed() < REST => return Ok(false),
-            Armed::NotYet | Armed::Failed(_) => {}
+            Armed::NotYet | Armed::Yes(_) | Armed::Failed(_) => {}
         }
         match Watch::new(&[layout.dir(State::Queued), layout.dir(State::Scheduled)]) {
             Ok(watch) => {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use fs2::FileExt as _;
+use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
-use nix::NixPath;
 use nix::libc;
 use nix::sys::signal::kill;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
@@ -25,6 +25,7 @@ use nix::{
 
 use super::{Entry, FileKind, Identity, Reading, Stat, Woken};
 use crate::fork::Private;
+use crate::handle::Handle;
 
 /// What a new file or directory may be, before the umask.
 const FILE_MODE: Mode = Mode::from_bits_truncate(0o666);
@@ -35,7 +36,7 @@ const OPEN: OFlag = OFlag::O_CLOEXEC.union(OFlag::O_NOFOLLOW).union(OFlag::O_NON
 
 /// An open directory.
 pub(crate) struct Dir {
-    file: File,
+    handle: Handle,
     path: PathBuf,
 }
 
@@ -43,13 +44,13 @@ impl Dir {
     /// Opens a directory by its path, following links.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        Ok(Self { file: open(AT_FDCWD, path, flags)?, path: path.into() })
+        Ok(Self { handle: Handle::new(open(AT_FDCWD, path, flags)?)?, path: path.into() })
     }
 
     /// Opens one of its directories; a link in its place is an error (`ENOTDIR`).
     pub(crate) fn open_dir(&self, name: &OsStr) -> io::Result<Self> {
         let file = open(self, name, OPEN | OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
-        Ok(Self { file, path: self.path.join(name) })
+        Ok(Self { handle: Handle::new(file)?, path: self.path.join(name) })
     }
 
     /// Where it was when it was opened, for messages.
@@ -57,8 +58,14 @@ impl Dir {
         &self.path
     }
 
+    #[allow(clippy::unnecessary_wraps, reason = "elsewhere it is asked")]
     pub(crate) fn identity(&self) -> io::Result<Identity> {
-        Ok(identity_of(&fstat(self)?))
+        Ok(self.handle.identity())
+    }
+
+    /// Whether it is still open, and its descriptor no other file's: see [`Handle`].
+    pub(crate) fn is_intact(&self) -> bool {
+        self.handle.is_intact()
     }
 
     /// When its inode last changed, a change of its names included, as coarsely as the filesystem's clock ticks. Nobody
@@ -69,7 +76,7 @@ impl Dir {
 
     /// Whether it still has a name.
     pub(crate) fn is_linked(&self) -> io::Result<bool> {
-        is_linked(&self.file)
+        is_linked(&self.handle)
     }
 
     pub(crate) fn make_dir(&self, name: &OsStr) -> io::Result<()> {
@@ -111,7 +118,7 @@ impl Dir {
 
     /// Flushes the names in it to the disk (`fsync` of the directory).
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.file.sync_all()
+        self.handle.file().sync_all()
     }
 
     /// Visits its entries.
@@ -124,7 +131,7 @@ impl Dir {
 
 impl AsFd for Dir {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.handle.file().as_fd()
     }
 }
 
@@ -133,9 +140,18 @@ fn open(dir: impl AsFd, path: &(impl NixPath + ?Sized), flags: OFlag) -> io::Res
     loop {
         match openat(&dir, path, flags, FILE_MODE) {
             Err(Errno::EINTR) => {}
-            opened => return Ok(opened?.into()),
+            opened => return clear_of_streams(opened?),
         }
     }
+}
+
+/// Gives a file another descriptor if it got that of a standard stream, as in a program that was started without them:
+/// what a library prints there would be written into it, and what is opened there as a stream would take its place.
+fn clear_of_streams(file: OwnedFd) -> io::Result<File> {
+    if file.as_raw_fd() > libc::STDERR_FILENO {
+        return Ok(file.into());
+    }
+    Ok(file.try_clone()?.into()) // which never is one of a stream, and is closed on exec
 }
 
 /// What a path means, following links.
@@ -163,9 +179,12 @@ pub(crate) fn sync_source(path: &Path) -> io::Result<()> {
     open_source(path)?.sync_all()
 }
 
-/// Whether an open file still has a name.
-pub(crate) fn is_linked(file: &File) -> io::Result<bool> {
-    Ok(fstat(file)?.st_nlink > 0)
+/// Whether an open file still has a name. One that somebody closed has none as far as this process can tell.
+pub(crate) fn is_linked(handle: &Handle) -> io::Result<bool> {
+    match fstat(handle.file()) {
+        Err(Errno::EBADF) => Ok(false),
+        stat => stat.map(|stat| stat.st_nlink > 0 && identity_of(&stat) == handle.identity()).map_err(Into::into),
+    }
 }
 
 /// Closes a file that was written, and says whether that went well: some filesystems tell only now that the disk is
@@ -412,16 +431,20 @@ impl Watch {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
             for dir in dirs {
                 // The directory that is open, whatever its path means by now.
-                let path = PathBuf::from(format!("/proc/self/fd/{}", dir.file.as_raw_fd()));
+                let path = PathBuf::from(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
                 let arrivals = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_ONLYDIR;
                 inotify.add_watch(&path, arrivals)?;
             }
-            Ok::<_, io::Error>(OwnedFd::from(inotify).into())
+            Handle::new(clear_of_streams(inotify.into())?)
         })?;
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let waker =
-            Private::open(|| Ok::<_, io::Error>(OwnedFd::from(EventFd::from_value_and_flags(0, flags)?).into()))?;
+        let waker = Private::open(|| Handle::new(clear_of_streams(EventFd::from_value_and_flags(0, flags)?.into())?))?;
         Ok(Self { events, waker })
+    }
+
+    /// Whether it is still open, and its descriptors no other files', as far as can be told.
+    pub(crate) fn is_intact(&self) -> bool {
+        [&self.events, &self.waker].iter().all(|file| file.handle().is_intact())
     }
 
     /// Sleeps until something happened or that much time has passed.
@@ -438,6 +461,11 @@ impl Watch {
                 std::thread::sleep(longest.min(Duration::from_millis(50)));
                 return Woken::ByEvent;
             }
+            Ok(_) if !self.is_intact() => {
+                // Somebody closed it: who looks again watches anew.
+                std::thread::sleep(longest.min(Duration::from_millis(50)));
+                return Woken::ByEvent;
+            }
             Ok(_) => {}
         }
         drain(self.waker.file());
@@ -446,7 +474,9 @@ impl Watch {
 
     /// Ends the sleep of who sleeps on it, or the next one.
     pub(crate) fn wake(&self) {
-        _ = self.waker.file().write(&1_u64.to_ne_bytes());
+        if self.waker.handle().is_intact() {
+            _ = self.waker.file().write(&1_u64.to_ne_bytes());
+        }
     }
 }
 

@@ -51,6 +51,7 @@ use windows_sys::Win32::System::Threading::{
 };
 
 use super::{Entry, FileKind, Identity, Reading, Stat};
+use crate::handle::Handle;
 
 const SHARE_ALL: FILE_SHARE_MODE = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
 
@@ -107,9 +108,15 @@ impl Dir {
         Ok(stat_file(&self.file)?.changed)
     }
 
+    /// Whether it is still open. Handles are closed by those who have them, and nobody else.
+    #[allow(clippy::unused_self, reason = "elsewhere it is asked")]
+    pub(crate) fn is_intact(&self) -> bool {
+        true
+    }
+
     /// Whether it still has a name.
     pub(crate) fn is_linked(&self) -> io::Result<bool> {
-        is_linked(&self.file)
+        has_name(&self.file)
     }
 
     pub(crate) fn make_dir(&self, name: &OsStr) -> io::Result<()> {
@@ -307,7 +314,11 @@ pub(crate) fn sync_source(path: &Path) -> io::Result<()> {
 }
 
 /// Whether an open file still has a name.
-pub(crate) fn is_linked(file: &File) -> io::Result<bool> {
+pub(crate) fn is_linked(handle: &Handle) -> io::Result<bool> {
+    has_name(handle.file())
+}
+
+fn has_name(file: &File) -> io::Result<bool> {
     let standard: FILE_STANDARD_INFO = query(file, FileStandardInfo)?;
     Ok(standard.NumberOfLinks > 0 && !standard.DeletePending)
 }
@@ -715,7 +726,7 @@ mod tests {
         let lock = dir.create_file(os("unborn")).unwrap();
         assert!(take_lock(&dir, os("unborn")).unwrap().is_none());
         rename_open(&lock, &dir, os("unborn"), &dir, os("lock")).unwrap();
-        assert!(is_linked(&lock).unwrap());
+        assert!(has_name(&lock).unwrap());
         assert!(take_lock(&dir, os("lock")).unwrap().is_none());
         assert!(is_busy(&dir.remove_file(os("lock")).unwrap_err()));
         drop(lock);
