@@ -17,7 +17,7 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -33,6 +33,17 @@ DUE = rb"[0-9]{13}"
 
 PATIENCE = 60
 """Seconds after which what should have come long ago is taken to hang."""
+
+POLL_CALLS = {"7", "73", "271"}
+"""`poll` and `ppoll`, as x86_64 and aarch64 number them."""
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what no event tells of."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.002)
 
 
 # The directory
@@ -263,6 +274,15 @@ class Peer(Process):
     ) -> None:
         super().__exit__(kind, error, traceback)
         self.reap()
+
+
+def sleeps_on_the_watch(process: Process) -> bool:
+    """Whether a thread of it sleeps until the kernel tells of a job: it polls two descriptors."""
+    for call in Path(f"/proc/{process.pid}/task").glob("*/syscall"):
+        number, *arguments = call.read_text().split()
+        if number in POLL_CALLS and arguments[1] == "0x2":
+            return True
+    return False
 
 
 def answer(connection: Connection) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers import DIRECTORIES, PATIENCE, Peer, entries, everything, files, lay_down, new_id
+from helpers import DIRECTORIES, PATIENCE, Peer, entries, everything, files, lay_down, new_id, until
 from pacchettino import KeepPolicy, Pacchettino, Status
 
 LOOKED_AT_BY_CONSUMERS = ("queued", "scheduled", "processing", "tmp", "owners")
@@ -427,14 +427,6 @@ def test_a_data_job_that_its_consumer_may_not_read_ends_in_failed_and_the_reason
 
 
 # What senders leave behind
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what no event tells of."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.002)
 
 
 def drafts(base: Path) -> list[Path]:

@@ -11,28 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import PATIENCE, Peer, entries, lay_down, new_id
+from helpers import PATIENCE, Peer, entries, lay_down, new_id, sleeps_on_the_watch, until
 from pacchettino import KeepPolicy, Pacchettino, Status
-
-POLL_CALLS = {"7", "73", "271"}  # poll and ppoll, as x86_64 and aarch64 number them
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what no event tells of."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.002)
-
-
-def sleeps_on_the_watch(process: Peer) -> bool:
-    """Whether a thread of it sleeps until the kernel tells of a job: it polls two descriptors."""
-    for call in Path(f"/proc/{process.pid}/task").glob("*/syscall"):
-        number, *arguments = call.read_text().split()
-        if number in POLL_CALLS and arguments[1] == "0x2":
-            return True
-    return False
-
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
