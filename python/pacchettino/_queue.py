@@ -226,8 +226,9 @@ class Pacchettino:
                 claim = self._core.claim_next(waiting)
             if claim is None:
                 return handled
-            self._handle(claim)
-            handled += 1
+            if claim.is_ours:
+                self._handle(claim)
+                handled += 1
 
     def receive_one(self, timeout: Duration | None = 0, *, fifo: bool | None = None) -> bool:
         """Handle one job if there is one, or comes within `timeout`. Returns whether there was one.
@@ -404,9 +405,9 @@ class Pacchettino:
         while True:
             with self._logging():
                 claim, is_over = self._core.claim(wait, slice, self._order(fifo), data, file)
-            if is_over:
+            if is_over and (claim is None or claim.is_ours):
                 return claim
-            # There was something to log; the wait goes on.
+            # There was something to log, or a signal's handler forked and this is the child: the look goes on.
             if end is not None:
                 wait = max(0.0, end - time.monotonic())
 
@@ -426,6 +427,8 @@ class Pacchettino:
             # Up to here a signal puts the job back as if nothing had been. From here on nobody can tell whether the
             # handler was entered, is in the middle, or has just returned.
             claim.begin()
+            if not claim.is_ours:
+                return  # a signal's handler forked just now, and this is the child
             verdict = handler(*arguments)
         except Exception:
             logger.exception("job %s failed", claim.id, extra={"job_id": claim.id})
@@ -457,6 +460,10 @@ class Pacchettino:
         except MemoryError:
             claim.put_back()
             raise
+        except RuntimeError:
+            if claim.is_ours:
+                raise
+            return None  # as in `_handle`
         except OSError as error:
             if error.errno in _LIMITS:
                 claim.put_back()
