@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import pytest
 from conftest import start_python
@@ -452,3 +452,534 @@ def test_an_instance_goes_to_the_processes_of_a_pool_as_an_argument(queue_dir: P
     assert states(queue_dir) == {id: ["success"] for id in [own, *ids]}
     # The processes ended in order.
     assert entries(queue_dir / "owners") == [str(info.owner).encode()]
+
+
+# Signals at each system call
+
+
+def can_trace() -> bool:
+    try:
+        return subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+needs_strace = pytest.mark.skipif(not can_trace(), reason="NOT TESTED: signals at each call need strace(1)")
+
+MEMORY = {"brk", "futex", "madvise", "mmap", "mprotect", "mremap", "munmap"}
+"""Calls that come when they come."""
+
+ATTEMPT = """
+    ledger = os.open(ledger_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    queue = child = None
+
+    def handle(id, data):
+        os.write(ledger, f"{id}\\n".encode())
+        os.getpgrp()
+
+    def claim_and_handle():
+        with queue.claim(timeout=10) as job:
+            handle(job.id, b"")
+
+    ways = {
+        "receive": lambda: queue.receive(),
+        "receive_one": lambda: queue.receive_one(),
+        "receive_one(timeout)": lambda: queue.receive_one(timeout=10),
+        "claim": claim_and_handle,
+        "wait": lambda: queue.receive_one(timeout=0.02),
+    }
+
+    def close(*_):
+        queue.close()
+
+    def fork_in_the_middle(*_):
+        global child
+        child = os.fork()
+
+    signal.signal(signal.SIGTERM, close)
+    signal.signal(signal.SIGUSR1, fork_in_the_middle)
+
+    def attempt(way):
+        \"\"\"Look with an instance that knows nothing; two calls of another kind mark where that begins and ends.\"\"\"
+        global queue, child
+        queue, child = Pacchettino(base), None
+        queue.on_data_received(handle)
+        os.getppid()
+        try:
+            result = repr(ways[way]())
+        except BaseException as error:
+            result = type(error).__name__
+        os.getppid()
+        if child == 0:
+            os._exit(result not in ("True", "False", "1", "0"))
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+        return result
+
+    pass
+"""
+
+
+class Traced:
+    """A process to which a signal is sent at a call of one's choice."""
+
+    def __init__(self, peer: Peer, base: Path, home: Path) -> None:
+        self.peer = peer
+        self.base = base
+        self.ledger = home / "ledger"
+        self.log = home / "calls"
+        peer(f"base, ledger_path = {os.fspath(base)!r}, {os.fspath(self.ledger)!r}")
+        peer(ATTEMPT)
+        self.attempt("receive_one")  # what is imported and made once is there
+
+    def attempt(self, way: str, *options: str) -> str:
+        """Give the result of an attempt; its calls are in the log."""
+        self.peer("queue = None")
+        command = ["strace", "-o", self.log, *options, "-p", str(self.peer.pid)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+            assert tracer.stderr is not None
+            assert "attached" in tracer.stderr.readline()
+            try:
+                self.peer.begin(f"attempt({way!r})")
+                return self.peer.end()
+            finally:
+                tracer.send_signal(signal.SIGINT)
+
+    def calls(self, way: str, since: str = "") -> list[tuple[str, int]]:
+        """Give the names of the calls of an attempt, and how many of that name there were before, itself included."""
+        self.attempt(way)
+        counts: dict[str, int] = {}
+        inside, found = False, []
+        for name in re.findall(r"^(\w+)\(", self.log.read_text(), re.MULTILINE):
+            counts[name] = counts.get(name, 0) + 1
+            if name == "getppid":
+                inside = not inside
+            elif inside and name not in MEMORY:
+                found.append((name, counts[name]))
+        names = [name for name, _ in found]
+        return found[names.index(since) if since else 0 :]
+
+    def handled(self) -> list[str]:
+        return self.ledger.read_text().split()
+
+
+@pytest.fixture
+def traced(quick_dir: Path) -> Iterator[Traced]:
+    base = quick_dir / "queue"
+    Pacchettino(base)
+    with Peer() as peer:
+        yield Traced(peer, base, quick_dir)
+
+
+def signal_at_each(
+    traced: Traced, way: str, number: signal.Signals, since: str = ""
+) -> Iterator[tuple[str, str, str, int, bool]]:
+    """Have a job handled again and again, with the signal at one call after the other.
+
+    Gives the call, the result, the job's state, how often the job was handled, and whether the signal came.
+    """
+    other = Pacchettino(traced.base)
+    jobs = 0 if way == "wait" else 1
+    other.send_many([b"work"] * jobs)
+    for name, place in traced.calls(way, since):
+        for id in list(states(traced.base)):
+            other.requeue(id)
+        while job := other.claim():
+            job.succeed()
+        other.cleanup()
+        traced.ledger.write_bytes(b"")
+        ids = other.send_many([b"work"] * jobs)
+        result = traced.attempt(way, "-e", f"inject={name}:signal={number.name}:when={place}")
+        landed = f"--- {number.name} " in traced.log.read_text()
+        # Whoever looks then has nothing left to do.
+        before = states(traced.base)
+        assert entries(traced.base / "processing") == [], (name, place, result)
+        assert traced.peer("Pacchettino(base).claim(kind='file')") is None
+        assert other.claim(kind="file") is None
+        assert states(traced.base) == before, (name, place, result)
+        assert list(before) == ids
+        assert entries(traced.base / "tmp") == []
+        (state,) = before[ids[0]] if ids else ("",)
+        assert set(traced.handled()) <= set(ids)
+        yield f"{name} {place}", result, state, len(traced.handled()), landed
+
+
+@needs_strace
+@pytest.mark.parametrize(("way", "since"), [("receive_one(timeout)", ""), ("receive", "mkdirat"), ("claim", "mkdirat")])
+def test_ctrl_c_at_any_call_is_raised_and_leaves_the_job_in_one_state(traced: Traced, way: str, since: str) -> None:
+    came = set()
+    for call, result, state, handled, landed in signal_at_each(traced, way, signal.SIGINT, since):
+        assert landed, call
+        assert result == "KeyboardInterrupt", call
+        # A job that nobody has begun with goes back; of one that was begun with, the verdict or the signal was first.
+        assert (handled, state) in {(0, "queued"), (1, "interrupted"), (1, "success")}, call
+        came.add(state)
+    assert came == {"queued", "interrupted", "success"}
+
+
+@needs_strace
+def test_ctrl_c_at_any_call_of_a_wait_ends_it(traced: Traced) -> None:
+    calls = 0
+    for call, result, _, _, landed in signal_at_each(traced, "wait", signal.SIGINT):
+        assert result == ("KeyboardInterrupt" if landed else "False"), call
+        calls += landed
+    assert calls > 40
+
+
+@needs_strace
+def test_a_queue_that_a_signal_handler_closes_at_any_call_handles_the_job_that_it_has_and_no_other(
+    traced: Traced,
+) -> None:
+    for call, result, state, handled, landed in signal_at_each(traced, "receive_one(timeout)", signal.SIGTERM):
+        assert landed, call
+        assert (result, state, handled) in {("True", "success", 1), ("False", "queued", 0)}, call
+
+
+@needs_strace
+@pytest.mark.parametrize(("way", "since"), [("receive_one", ""), ("receive", "mkdirat")])
+def test_of_a_child_that_a_signal_handler_forks_at_any_call_and_its_parent_one_handles_the_job(
+    traced: Traced, way: str, since: str
+) -> None:
+    for call, _, state, handled, landed in signal_at_each(traced, way, signal.SIGUSR1, since):
+        assert landed, call
+        assert (state, handled) == ("success", 1), call
+
+
+PHASES = {"claim": {"queued", "interrupted"}, "handler": {"interrupted"}, "settle": {"interrupted", "success"}}
+
+
+def phases(calls: list[tuple[str, int]]) -> dict[str, list[tuple[str, int]]]:
+    """Tell the calls of a claim from those of the handler and those of the settle."""
+    names = [name for name, _ in calls]
+    begin, end = names.index("write"), names.index("getpgrp") + 1
+    return {"claim": calls[:begin], "handler": calls[begin:end], "settle": calls[end:]}
+
+
+def assert_death_is_clean(base: Path, home: Path, call: tuple[str, int], number: signal.Signals, phase: str) -> None:
+    """Have a consumer die at a call, and see what the next one finds."""
+    with Peer() as peer:
+        traced = Traced(peer, base, home)
+        peer("signal.signal(signal.SIGTERM, signal.SIG_DFL)\npass")
+        other = Pacchettino(base)
+        other.cleanup()
+        traced.ledger.write_bytes(b"")
+        (id,) = ids = other.send_many([b"work"])
+        with pytest.raises((EOFError, ConnectionError)):
+            traced.attempt("receive_one(timeout)", "-e", f"inject={call[0]}:signal={number.name}:when={call[1]}")
+        peer.reap()
+        assert peer._process.returncode == -number
+    assert other.claim(kind="file") is None
+    (state,) = states(base)[id]
+    assert state in PHASES[phase], call
+    assert len(traced.handled()) <= (state != "queued")
+    assert entries(base / "processing") == []
+    assert all(is_locked(base / "owners" / os.fsdecode(owner)) for owner in entries(base / "owners"))
+    assert list(states(base)) == ids
+    other.requeue(id)
+    with other.claim() as job:  # type: ignore[union-attr]
+        assert (job.id, job.data) == (id, b"work")
+
+
+@needs_strace
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_consumer_that_dies_of_a_signal_leaves_its_job_in_one_state(
+    traced: Traced, phase: str, number: signal.Signals
+) -> None:
+    Pacchettino(traced.base).send_data(b"work")
+    calls = phases(traced.calls("receive_one(timeout)", "mkdirat"))[phase]
+    # The call that decides: two directories are made or removed around it.
+    decisive = {"claim": "renameat2", "handler": "getpgrp", "settle": "renameat2"}[phase]
+    (call,) = [call for call in calls if call[0] == decisive]
+    assert_death_is_clean(traced.base, traced.log.parent, call, number, phase)
+
+
+@needs_strace
+@pytest.mark.torture
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_consumer_that_dies_of_a_signal_at_any_call_leaves_its_job_in_one_state(
+    traced: Traced, number: signal.Signals
+) -> None:
+    Pacchettino(traced.base).send_data(b"work")
+    for phase, calls in phases(traced.calls("receive_one(timeout)", "mkdirat")).items():
+        for call in calls:
+            assert_death_is_clean(traced.base, traced.log.parent, call, number, phase)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_consumer_that_dies_of_a_signal_while_it_waits_takes_nothing_with_it(
+    queue_dir: Path, number: signal.Signals
+) -> None:
+    with Peer(queue_dir) as peer:
+        peer("queue.send_data(b'before') and queue.claim().succeed()")  # it has a lock file
+        peer.begin("queue.claim(timeout=None)")
+        until(lambda: sleeps_on_the_watch(peer))
+        os.kill(peer.pid, number)
+        peer.reap()
+    queue = Pacchettino(queue_dir)
+    id = queue.send_data(b"after")
+    with queue.claim() as job:  # type: ignore[union-attr]
+        assert job.id == id
+        assert queue.claim() is None
+        assert len(entries(queue_dir / "owners")) == 1
+
+
+# Handlers that go wrong
+
+DEATHS = {
+    "a segmentation fault": ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
+    "os._exit": ("os._exit(7)", 7),
+    "os.abort": ("os.abort()", -signal.SIGABRT),
+    "a stack overflow": ("import ctypes; fill = ctypes.CFUNCTYPE(None)(lambda: fill()); "
+                         "sys.setrecursionlimit(1 << 30); fill()", -signal.SIGSEGV),
+    "the memory killer": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@both_detections
+def test_a_handler_that_ends_the_interpreter_costs_its_own_job_alone(
+    queue_dir: Path, detection: str, death: str
+) -> None:
+    code, status = DEATHS[death]
+    with Peer(queue_dir, detection) as peer:
+        peer(f"""
+            import faulthandler, resource
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            faulthandler.enable(open(os.devnull, "w"))
+            def handle(id, data):
+                if data == b"die":
+                    {code}
+            queue.on_data_received(handle)
+            pass
+        """)
+        first, deadly, *others = peer("[queue.send_data(data) for data in (b'', b'die', b'', b'')]")
+        peer.begin("queue.receive(fifo=True)")
+        peer.reap()
+        assert peer._process.returncode == status
+    queue = Pacchettino(queue_dir)
+    queue.on_data_received(lambda id, data: None)
+    assert queue.receive() == 2
+    assert states(queue_dir) == {
+        first: ["success"],
+        deadly: ["interrupted"],
+        **{id: ["success"] for id in others},
+    }
+    assert entries(queue_dir / "processing") == []
+
+
+ERRORS = {
+    "one allocation too large": "bytearray(1 << 40)",
+    "many small ones": "[bytearray(1 << 16) for _ in iter(int, 1)]",
+    "a recursion without end": "(lambda f: f(f))(lambda f: f(f))",
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_handler_that_uses_up_memory_or_stack_fails_its_job_and_the_loop_goes_on(queue_dir: Path, error: str) -> None:
+    with Peer(queue_dir) as peer:
+        peer(f"""
+            import logging, re, resource
+            from pathlib import Path
+            logging.disable()
+            size = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+            resource.setrlimit(resource.RLIMIT_AS, (size + (128 << 20), resource.RLIM_INFINITY))
+            def handle(id, data):
+                if data == b"too much":
+                    {ERRORS[error]}
+            queue.on_data_received(handle)
+            pass
+        """)
+        ids = peer("[queue.send_data(data) for data in (b'', b'too much', b'', b'')]")
+        assert peer("queue.receive(fifo=True)") == 4
+    assert states(queue_dir) == {id: ["failed" if id == ids[1] else "success"] for id in ids}
+
+
+def test_a_job_for_which_there_is_no_memory_waits_on(queue_dir: Path) -> None:
+    with Peer(queue_dir) as peer:
+        id = peer("""
+            import re, resource
+            from pathlib import Path
+            seen = []
+            queue.on_data_received(lambda id, data: seen.append(len(data)))
+            id = queue.send_data(b"")
+            with open(f"{queue.base_dir}/queued/raw-{id}", "wb") as file:
+                file.truncate(256 << 20)
+            size = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+            resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), resource.RLIM_INFINITY))
+            id
+        """)
+        for way in ("receive", "receive_one"):
+            with pytest.raises(MemoryError):
+                peer(f"queue.{way}()")
+            assert Pacchettino(queue_dir).status(id) is Status.QUEUED
+        with pytest.raises(MemoryError):
+            peer("queue.claim().data")
+        peer("resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))")
+        peer("queue.requeue_all()")
+        assert peer("(queue.receive(), seen)") == (1, [256 << 20])
+
+
+def test_a_handler_may_change_the_directory_of_a_queue_with_a_relative_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "report.txt").write_bytes(b"content")
+    monkeypatch.chdir(tmp_path)
+    queue = Pacchettino("queue")
+    seen = []
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> None:
+        os.chdir(elsewhere)
+        queue.send_file("../report.txt")
+
+    @queue.on_file_received
+    def handle_file(id: str, name: str, path: Path) -> None:
+        seen.append(path.read_bytes())
+        os.chdir("/")
+
+    ids = [queue.send_data("a"), queue.send_file("report.txt")]
+    assert queue.receive(fifo=True) == 2
+    monkeypatch.chdir(elsewhere)
+    assert queue.receive(fifo=True) == 1
+    assert seen == [b"content"] * 2
+    assert set(ids) < set(states(tmp_path / "queue"))
+    assert set(map(tuple, states(tmp_path / "queue").values())) == {("success",)}
+    assert entries(elsewhere) == []
+
+
+def replace_by_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
+def delete_with_its_directory(path: Path) -> None:
+    path.unlink()
+    path.parent.rmdir()
+
+
+def move_with_its_directory(path: Path) -> None:
+    path.parent.rename(path.parent.parent.parent.parent / "taken")
+
+
+MISUSES = {
+    "truncates it": lambda path: os.truncate(path, 0),
+    "puts a directory in its place": replace_by_directory,
+    "puts a link in its place": replace_by_link,
+    "deletes it with its directory": delete_with_its_directory,
+    "moves it with its directory": move_with_its_directory,
+    "takes its rights away": lambda path: path.chmod(0),
+    "links to it": lambda path: os.link(path, path.parent.parent.parent.parent / "linked"),
+    "renames it in its place": lambda path: path.rename(path.with_name("other")),
+}
+
+
+@pytest.mark.parametrize("verdict", [None, Result.FAILED, Result.RETRY], ids=repr)
+@pytest.mark.parametrize("misuse", [*MISUSES, "leaves it open"])
+def test_a_handler_that_misuses_its_file_harms_no_other_job(
+    queue: Pacchettino, queue_dir: Path, source: Path, misuse: str, verdict: Result | None
+) -> None:
+    done: list[bool] = []
+    left: list[IO[bytes]] = []
+
+    @queue.on_file_received
+    def handle(id: str, name: str, path: Path) -> Result | None:
+        if done:
+            return None
+        done.append(True)
+        if misuse == "leaves it open":
+            left.append(path.open("rb"))
+        else:
+            MISUSES[misuse](path)
+        return verdict
+
+    ids = [queue.send_file(source) for _ in range(4)]
+    assert queue.receive(fifo=True) == 4
+    for file in left:
+        file.close()
+    others = states(queue_dir)
+    own = others.pop(ids[0], [])
+    expected = {None: "success", Result.FAILED: "failed", Result.RETRY: "queued"}[verdict]
+    if misuse in ("truncates it", "takes its rights away", "leaves it open", "links to it"):
+        assert own == [expected]
+    else:
+        # Nobody has it in two places, and it is not lost where it was not deleted.
+        assert len(own) <= 1
+    assert others == {id: ["success"] for id in ids[1:]}
+    assert Path("/etc/hostname").exists()
+    # The queue goes on, and after the next look no claim is left.
+    queue.send_data("a")
+    queue.on_data_received(lambda id, data: None)
+    assert queue.receive() >= 1
+    assert queue.count_processing() == 0
+
+
+def test_a_handler_may_use_its_queue_in_all_ways(queue: Pacchettino, queue_dir: Path) -> None:
+    looked: list[object] = []
+    order: list[str] = []
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> None:
+        order.append(data.decode())
+        if data != b"first":
+            return
+        looked.extend([queue.status(id), queue.requeue(id), queue.requeue_all(), queue.cleanup(), queue.is_queued(id)])
+        looked.extend([queue.receive_one(fifo=True), queue.receive(fifo=True), queue.receive_one(), queue.claim()])
+        queue.send_data("sent by the first")
+        looked.append(next(queue.jobs(Status.PROCESSING)).id == id)
+
+    first, second, third = (queue.send_data(data) for data in ("first", "second", "third"))
+    assert queue.receive(fifo=True) == 1
+    assert looked == [Status.PROCESSING, False, 0, 0, False, True, 1, False, None, True]
+    assert order == ["first", "second", "third"]
+    assert [queue.status(id) for id in (first, second, third)] == [Status.SUCCESS] * 3
+    assert queue.receive() == 1
+    assert order[3:] == ["sent by the first"]
+
+
+def test_a_handler_that_closes_its_queue_gets_its_verdict_and_ends_the_loop(queue_dir: Path) -> None:
+    queue = Pacchettino(queue_dir)
+    handled = []
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> Result:
+        handled.append(id)
+        queue.close()
+        return Result.FAILED
+
+    ids = queue.send_many(["a", "b"])
+    while queue.receive_one(timeout=None, fifo=True):
+        pass
+    assert handled == ids[:1]
+    assert states(queue_dir) == {ids[0]: ["failed"], ids[1]: ["queued"]}
+
+
+def test_a_thread_that_goes_on_after_its_handler_has_no_part_of_the_job(
+    queue: Pacchettino, queue_dir: Path, source: Path
+) -> None:
+    settled, found = threading.Event(), []
+    threads: list[threading.Thread] = []
+
+    @queue.on_file_received
+    def handle(id: str, name: str, path: Path) -> None:
+        def go_on() -> None:
+            assert settled.wait(PATIENCE)
+            found.append((path.exists(), path.parent.exists(), queue.status(id), queue.receive_one()))
+
+        threads.append(threading.Thread(target=go_on))
+        threads[0].start()
+
+    id = queue.send_file(source)
+    assert queue.receive_one()
+    settled.set()
+    threads[0].join(PATIENCE)
+    assert found == [(False, False, Status.SUCCESS, False)]
+    assert states(queue_dir) == {id: ["success"]}
