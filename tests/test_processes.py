@@ -993,3 +993,305 @@ def test_a_thread_that_goes_on_after_its_handler_has_no_part_of_the_job(
     threads[0].join(PATIENCE)
     assert found == [(False, False, Status.SUCCESS, False)]
     assert states(queue_dir) == {id: ["success"]}
+
+
+# Consumers that stop, and lock files that go
+
+
+def look_again_and_again(queue: Pacchettino, times: int) -> None:
+    for _ in range(times):
+        assert queue.claim() is None
+        assert queue.requeue_all() == 0
+
+
+@both_detections
+def test_a_stopped_consumer_keeps_its_job_however_often_others_look(queue_dir: Path, detection: str) -> None:
+    with Peer(queue_dir, detection) as peer, Peer(queue_dir, detection) as other:
+        id = peer("job = queue.send_data(b'payload') and queue.claim(); job.id")
+        os.kill(peer.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, peer.pid, os.WSTOPPED)
+        look_again_and_again(Pacchettino(queue_dir), 200)
+        assert other("[queue.claim() for _ in range(200)] == [None] * 200")
+        assert states(queue_dir) == {id: ["processing"]}
+        os.kill(peer.pid, signal.SIGCONT)
+        peer("job.succeed()")
+        assert states(queue_dir) == {id: ["success"]}
+
+
+@pytest.mark.torture
+@both_detections
+def test_a_consumer_that_is_stopped_for_a_minute_keeps_its_job(queue_dir: Path, detection: str) -> None:
+    with Peer(queue_dir, detection) as peer, Peer(queue_dir, detection) as other:
+        id = peer("job = queue.send_data(b'payload') and queue.claim(); job.id")
+        os.kill(peer.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, peer.pid, os.WSTOPPED)
+        other.begin("queue.claim(timeout=62)")
+        assert Pacchettino(queue_dir).claim(timeout=61) is None
+        assert other._connection.poll(PATIENCE)
+        assert other.end() is None
+        assert states(queue_dir) == {id: ["processing"]}
+        os.kill(peer.pid, signal.SIGCONT)
+        peer("job.succeed()")
+        assert states(queue_dir) == {id: ["success"]}
+
+
+LOSSES = {
+    "its lock file": "os.unlink(f'{queue.base_dir}/owners/{owner}')",
+    "all lock files and their directory": "import shutil; shutil.rmtree(f'{queue.base_dir}/owners')",
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("looked", [False, True], ids=["nobody looks", "another consumer looks"])
+def test_a_consumer_that_loses_the_lock_file_under_its_job_loses_at_most_the_job_to_interrupted(
+    queue_dir: Path, looked: bool, loss: str
+) -> None:
+    other = Pacchettino(queue_dir)
+    with Peer(queue_dir) as peer:
+        id = peer("job = queue.send_data(b'payload') and queue.claim(); job.id")
+        peer("owner = next(queue.jobs(Status.PROCESSING)).owner")
+        peer(LOSSES[loss])
+        # To the process itself its job is its own.
+        assert peer("(queue.claim(), queue.requeue_all(), queue.receive_one) [:2]") == (None, 0)
+        assert states(queue_dir) == {id: ["processing"]}
+        if looked:
+            assert other.claim() is None
+            assert states(queue_dir) == {id: ["interrupted"]}
+        peer("import logging; logging.disable(); job.succeed()")
+        assert states(queue_dir) == {id: ["interrupted" if looked else "success"]}
+        assert other.requeue(id)
+        # The next claim is under a lock file that others see.
+        assert peer("job = queue.claim(); (job.id, job.data)") == (id, b"payload")
+        owner = peer("next(queue.jobs(Status.PROCESSING)).owner")
+        assert owner != peer("owner")
+        assert is_locked(queue_dir / "owners" / owner)
+        assert other.claim() is None
+        peer("job.succeed()")
+    assert states(queue_dir) == {id: ["success"]}
+    assert entries(queue_dir / "processing") == []
+
+
+# Interpreters beside the first
+
+
+def test_another_interpreter_of_the_process_can_use_a_queue_or_is_told_that_it_can_not(queue_dir: Path) -> None:
+    code = """
+        import sys
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        from pacchettino import Pacchettino
+
+        queue = Pacchettino(sys.argv[1])
+        id = queue.send_data("of the first")
+        inner = '''
+        try:
+            from pacchettino import Pacchettino
+        except ImportError as error:
+            assert "interpreter" in str(error), error
+        else:
+            Pacchettino(BASE).send_data("of the second")
+        '''
+        import textwrap
+        another = interpreters.create()
+        inner = textwrap.dedent(inner).replace("BASE", repr(sys.argv[1]))
+        failed = getattr(interpreters, "exec", interpreters.run_string)(another, inner)
+        assert failed is None, failed
+        interpreters.destroy(another)
+        assert queue.claim(fifo=True).id == id
+    """
+    with start_python(textwrap.dedent(code), queue_dir) as process:
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    # The first one's job was dropped at its end.
+    assert len(states(queue_dir)) in (1, 2)
+
+
+# Limits
+
+USES = {
+    "sending data": "queue.send_data(b'payload')",
+    "sending files": "queue.send_file(source)",
+    "sending files that move": "open('moved', 'wb').close(); queue.send_file('moved', copy=False)",
+    "sending many": "queue.send_many([b''] * 5)",
+    "sending for later": "queue.send_data(b'', delay=1000)",
+    "handling": "queue.send_data(b''); queue.receive_one()",
+    "handling all": "queue.send_data(b''); queue.receive()",
+    "failing": "queue.send_data(b''); queue.claim().fail()",
+    "retrying": "queue.send_data(b''); queue.claim().retry(); queue.claim().succeed()",
+    "requeueing": "id = queue.send_data(b''); queue.claim().fail(); queue.requeue(id); queue.claim().succeed()",
+    "looking": "queue.status('01a227f2-b0d6-7000-826e-93b281bc7bc6'); queue.count_all(); list(queue.jobs(Status.QUEUED))",
+    "waiting": "queue.claim(timeout=1e-6)",
+    "opening": "Pacchettino(queue.base_dir)",
+    "opening and closing": "Pacchettino(queue.base_dir).close()",
+    "opening, using, closing": "with Pacchettino(queue.base_dir) as other: other.send_data(b''); other.claim().succeed()",
+    "failing to send": "\n".join(
+        ["try:", "    queue.send_file('nowhere')", "except FileNotFoundError:", "    pass"],
+    ),
+}
+
+COUNT = """
+    import gc, re
+    from pathlib import Path
+
+    def measure():
+        gc.collect()
+        memory = int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+        return len(os.listdir("/proc/self/fd")), memory
+"""
+
+
+@pytest.mark.parametrize(
+    "times", [500, pytest.param(10_000, marks=[pytest.mark.torture, pytest.mark.timeout(600)])], ids="{} times".format
+)
+@pytest.mark.parametrize("use", USES)
+def test_descriptors_and_memory_do_not_grow_by(quick_dir: Path, use: str, times: int) -> None:
+    source = quick_dir / "report.txt"
+    source.write_bytes(b"content")
+    with Peer(quick_dir / "queue", "KeepPolicy.FAILED") as peer:
+        peer(COUNT)
+        peer(f"source = {os.fspath(source)!r}; os.chdir({os.fspath(quick_dir)!r})")
+        peer("queue.on_data_received(lambda id, data: None); queue.on_file_received(print)\npass")
+        peer(
+            "def use(times):\n    for number in range(times):\n"
+            + textwrap.indent(USES[use], " " * 8)
+            + "\n        if number % 50 == 0:"
+            + "\n            queue.cleanup()"
+            + "\n            while queue.receive(): pass\npass"
+        )
+        # What is made once and kept is made; the allocator has its room.
+        peer("use(500)")
+        descriptors, memory = peer("measure()")
+        peer(f"use({times})")
+        after = peer("measure()")
+        assert after[0] == descriptors
+        # 2 MiB is 4 bytes for each of half a million; a leak of one object per use of the long run is more.
+        assert after[1] - memory < 2048
+
+
+@pytest.mark.parametrize("times", [100, pytest.param(500, marks=pytest.mark.torture)], ids="{} times".format)
+def test_descriptors_and_memory_do_not_grow_by_forks(quick_dir: Path, times: int) -> None:
+    with Peer(quick_dir / "queue", "KeepPolicy.NONE") as peer:
+        peer(COUNT)
+        peer("""
+            queue.send_data(b"") and queue.claim(timeout=1).succeed()
+            ends = os.pipe()
+
+            def fork_and_use(*_):
+                pid = os.fork()
+                if not pid:
+                    code = 1
+                    try:
+                        queue.send_data(b"")
+                        queue.claim(timeout=60).succeed()
+                        os.write(ends[1], b"%d " % len(os.listdir("/proc/self/fd")))
+                        code = 0
+                    finally:
+                        os._exit(code)
+                assert os.waitpid(pid, 0)[1] == 0
+                return int(os.read(ends[0], 100))
+
+            first = set(map(fork_and_use, range(30)))
+        """)
+        before = peer("measure()")
+        assert peer(f"set(map(fork_and_use, range({times}))) == first and len(first) == 1")
+        after = peer("measure()")
+        assert after[0] == before[0]
+        assert after[1] - before[1] < 2048
+
+
+def test_with_few_descriptors_left_all_works_or_fails_with_emfile_and_nothing_leaks(
+    queue_dir: Path, tmp_path: Path
+) -> None:
+    with Peer(queue_dir) as peer:
+        peer(COUNT)
+        peer(f"""
+            import logging, resource, warnings
+            from contextlib import nullcontext
+            logging.disable()
+            warnings.simplefilter("ignore")
+            base, sent = {os.fspath(tmp_path / "other")!r}, []
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            Pacchettino(base)
+
+            def use():
+                with Pacchettino(base) as other:
+                    other.on_data_received(lambda id, data: None)
+                    sent.append(other.send_data(b"payload"))
+                    other.receive_one(timeout=0.001)
+                    sent.append(other.send_data(b"payload"))
+                    with Pacchettino(base).claim(timeout=0.001) or nullcontext():
+                        pass
+                    other.count_all()
+
+            def use_with(left):
+                held = []
+                resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+                try:
+                    while True:
+                        held.append(os.open(os.devnull, os.O_RDONLY))
+                except OSError:
+                    pass
+                for _ in range(left):
+                    os.close(held.pop())
+                try:
+                    use()
+                    return None
+                except OSError as error:
+                    return error.errno
+                finally:
+                    for number in held:
+                        os.close(number)
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+
+            outcomes, numbers = [], set()
+            for left in range(30):
+                outcomes.append(use_with(left))
+                numbers.add(measure()[0])
+        """)
+        outcomes = peer("outcomes")
+        assert outcomes[0] == 24
+        assert set(outcomes) == {24, None}
+        # From some number on all works.
+        assert outcomes == sorted(outcomes, key=lambda outcome: outcome is None)
+        assert len(peer("numbers")) == 1
+        peer("use()")
+        sent = peer("sent")
+    left = Pacchettino(tmp_path / "other")
+    left.on_data_received(lambda id, data: None)
+    left.receive()
+    found = states(tmp_path / "other")
+    assert set(sent) <= set(found)
+    assert set(map(tuple, found.values())) <= {("success",), ("interrupted",)}
+    assert entries(tmp_path / "other" / "processing") == entries(tmp_path / "other" / "tmp") == []
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["fast", "durable"])
+def test_a_send_beyond_the_limit_of_a_files_size_is_an_error_and_leaves_nothing(
+    queue_dir: Path, tmp_path: Path, durable: bool
+) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes(1 << 16))
+    with Peer(queue_dir, f"durable={durable}") as peer:
+        peer("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))")
+        for send in (
+            "queue.send_data(bytes(1 << 16))",
+            f"queue.send_file({os.fspath(large)!r})",
+            "queue.send_many([b'small', bytes(1 << 16)])",
+        ):
+            with pytest.raises(OSError, match="File too large"):
+                peer(send)
+            assert files(queue_dir) == {}
+        id = peer("queue.send_data(b'small')")
+        assert files(queue_dir) == {f"queued/raw-{id}".encode(): b"small"}
+        # Without Python's own setting the signal is deadly; the next consumer tidies up.
+        peer("signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\npass")
+        peer.begin("queue.send_data(bytes(1 << 16))")
+        peer.reap()
+        assert peer._process.returncode == -signal.SIGXFSZ
+    queue = Pacchettino(queue_dir)
+    assert len(entries(queue_dir / "tmp")) == 1
+    assert queue.claim(kind="file") is None
+    assert files(queue_dir) == {f"queued/raw-{id}".encode(): b"small"}
+    assert large.stat().st_size == 1 << 16

@@ -14,6 +14,7 @@ import pytest
 from helpers import PATIENCE, Peer, entries, lay_down, new_id, sleeps_on_the_watch, until
 from pacchettino import KeepPolicy, Pacchettino, Status
 
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     file = tmp_path / "report.txt"
