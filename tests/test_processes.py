@@ -1,9 +1,7 @@
-"""What processes do and what becomes of them: descriptors that are closed behind the queue's back, signals at each call,
-handlers that go wrong, limits, and consumers that are stopped or lose their lock file."""
+"""What processes do, and what becomes of them: forks, signals, limits, handlers that go wrong, closed descriptors."""
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import re
@@ -20,7 +18,7 @@ from typing import IO
 
 import pytest
 from conftest import start_python
-from helpers import PATIENCE, STATES, Peer, entries, everything, files, is_locked, sleeps_on_the_watch, until
+from helpers import PATIENCE, Peer, entries, everything, files, is_locked, sleeps_on_the_watch, until
 from pacchettino import Pacchettino, Result, Status
 
 both_detections = pytest.mark.parametrize(
@@ -1121,14 +1119,14 @@ USES = {
     "failing": "queue.send_data(b''); queue.claim().fail()",
     "retrying": "queue.send_data(b''); queue.claim().retry(); queue.claim().succeed()",
     "requeueing": "id = queue.send_data(b''); queue.claim().fail(); queue.requeue(id); queue.claim().succeed()",
-    "looking": "queue.status('01a227f2-b0d6-7000-826e-93b281bc7bc6'); queue.count_all(); list(queue.jobs(Status.QUEUED))",
+    "looking": "queue.status(handled_id); queue.count_all(); list(queue.jobs(Status.QUEUED))",
     "waiting": "queue.claim(timeout=1e-6)",
     "opening": "Pacchettino(queue.base_dir)",
     "opening and closing": "Pacchettino(queue.base_dir).close()",
-    "opening, using, closing": "with Pacchettino(queue.base_dir) as other: other.send_data(b''); other.claim().succeed()",
-    "failing to send": "\n".join(
-        ["try:", "    queue.send_file('nowhere')", "except FileNotFoundError:", "    pass"],
+    "opening, using, closing": (
+        "with Pacchettino(queue.base_dir) as other:\n    other.send_data(b'')\n    other.claim().succeed()"
     ),
+    "failing to send": "try:\n    queue.send_file('nowhere')\nexcept FileNotFoundError:\n    pass",
 }
 
 COUNT = """
@@ -1160,13 +1158,14 @@ def test_descriptors_and_memory_do_not_grow_by(quick_dir: Path, use: str, times:
             + "\n            queue.cleanup()"
             + "\n            while queue.receive(): pass\npass"
         )
+        peer("handled_id = queue.send_data(b''); queue.claim().fail()")
         # What is made once and kept is made; the allocator has its room.
         peer("use(500)")
         descriptors, memory = peer("measure()")
         peer(f"use({times})")
         after = peer("measure()")
         assert after[0] == descriptors
-        # 2 MiB is 4 bytes for each of half a million; a leak of one object per use of the long run is more.
+        # Measured: 0 to 0.5 MiB, however often. In the long run 210 bytes each time would show.
         assert after[1] - memory < 2048
 
 

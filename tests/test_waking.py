@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import PATIENCE, Peer, entries, lay_down, new_id, sleeps_on_the_watch, until
+from helpers import Peer, entries, lay_down, new_id, sleeps_on_the_watch, until
 from pacchettino import KeepPolicy, Pacchettino, Status
 
 
