@@ -662,7 +662,8 @@ impl Queue {
         let mut care = locked(&shared.care);
         let mut changed = false;
         if care.last.is_none_or(|last| last.elapsed() >= recently) {
-            if !shared.layout().is_at(&self.base) {
+            let layout = shared.layout();
+            if !layout.is_intact() || !layout.is_at(&self.base) {
                 self.reopen()?;
             }
             changed = shared.settle_again().0;

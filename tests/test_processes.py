@@ -240,6 +240,56 @@ def test_a_wait_whose_descriptors_are_closed_and_become_other_files_goes_on_and_
     assert_untouched(peer, kind, home)
 
 
+def test_a_queue_goes_on_when_any_one_of_its_descriptors_becomes_another_file(
+    peer: Peer, tmp_path: Path, source: Path
+) -> None:
+    stranger = tmp_path / "stranger"
+    stranger.write_bytes(b"mine")
+    peer(f"""
+        import logging
+        from contextlib import suppress
+        logging.disable()
+        stranger = {os.fspath(stranger)!r}
+        source = {os.fspath(source)!r}
+        calls = [
+            lambda: queue.send_data("a"),
+            lambda: queue.claim(timeout=0.01).retry(),
+            lambda: queue.send_file(source),
+            lambda: queue.send_data("later", delay=0.001),
+            lambda: queue.claim(timeout=0.01).fail(),
+            lambda: queue.claim(timeout=0.01).succeed(),
+            lambda: queue.count_all(),
+            lambda: queue.claim(timeout=0.01).data,
+        ]
+
+        def work_with(number):
+            own = os.open(stranger, os.O_RDWR)
+            os.dup2(own, number)
+            for call in calls:
+                with suppress(OSError, AttributeError):
+                    call()
+            queue.receive()
+            sent = queue.count_all()
+            while queue.requeue_all(KeepPolicy.ALL):
+                assert queue.receive() == sent
+                queue.cleanup()
+            use_all_ways(queue, source)
+            status = os.fstat(number)
+            assert os.path.samestat(status, os.stat(stranger)), number
+            assert os.lseek(own, 0, os.SEEK_CUR) == 0
+            os.close(number)
+            os.close(own)
+
+        import warnings
+        warnings.simplefilter("ignore")
+        its_own = [number for number, file in open_files().items() if before.get(number) != file]
+    """)
+    assert len(peer("its_own")) == 11
+    peer("for number in its_own: work_with(number)")
+    assert stranger.read_bytes() == b"mine"
+    assert not is_locked(stranger)
+
+
 @pytest.mark.parametrize("looked", [False, True], ids=["nobody looks", "another consumer looks"])
 @both_detections
 def test_a_handler_that_closes_all_descriptors_costs_at_most_its_own_job_its_verdict(
