@@ -17,6 +17,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    #[cfg_attr(windows, allow(clippy::unnecessary_wraps, reason = "elsewhere it may fail"))]
     pub(crate) fn new(file: File) -> io::Result<Self> {
         Ok(Self {
             #[cfg(unix)]
@@ -31,6 +32,7 @@ impl Handle {
 
     /// Whether the descriptor still is the file that was opened. Files that are none, such as those of `inotify` and
     /// `epoll`, can't be told from each other.
+    #[cfg_attr(windows, allow(clippy::unused_self, reason = "elsewhere it is asked"))]
     pub(crate) fn is_intact(&self) -> bool {
         #[cfg(unix)]
         return unix::identity(&self.file).is_ok_and(|now| now == self.identity);
