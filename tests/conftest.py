@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from pacchettino import Pacchettino
 
+pytest.register_assert_rewrite("helpers", "scenarios", "syscalls")
+
 
 def find(directory: Path) -> list[str]:
     """List the files below a queue, sorted, relative to it, but for the lock files in `owners/`."""
@@ -51,11 +53,16 @@ def queue(queue_dir: Path) -> Iterator[Pacchettino]:
         yield queue
 
 
+def quick_directory() -> Path:
+    """Make a directory in memory where there is one: what is done to a disk again and again takes its time."""
+    shm = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="pacchettino-test-", dir=shm if os.access(shm, os.W_OK) else None))
+
+
 @pytest.fixture
 def quick_dir() -> Iterator[Path]:
-    """Give a directory in memory where there is one: what is done to a disk again and again takes its time."""
-    shm = Path("/dev/shm")
-    directory = Path(tempfile.mkdtemp(prefix="pacchettino-test-", dir=shm if os.access(shm, os.W_OK) else None))
+    """Give such a directory."""
+    directory = quick_directory()
     yield directory
     shutil.rmtree(directory)
 

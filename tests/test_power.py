@@ -1,0 +1,198 @@
+"""The power is cut after each system call that may have changed something, of each operation.
+
+The filesystem is a real one in a loop-mounted image; its shutdown `ioctl` drops what was not flushed, as a power cut
+does, with its journal written or not. What that can't show is in TESTING.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import quick_directory
+from helpers import ID, STATES, everything, lay_down, new_id
+from pacchettino import Pacchettino
+from scenarios import CONTENT, SCENARIOS, Course, Place, check_after_deaths, opener, recovered, undisturbed
+from syscalls import DEATH, Fate, Tell, needs_traps, trap
+
+pytestmark = needs_traps
+
+MAKE = {
+    "ext4": ["mkfs.ext4", "-q", "-F", "64M"],
+    "xfs": ["mkfs.xfs", "-q", "300M"],
+}
+"""How a filesystem is made in a file, and of which size. One that knows the `ioctl` is a line more."""
+
+SHUTDOWN = 0x8004587D
+CUTS = {"the journal is written": 1, "the journal is lost": 2}
+
+CHANGE_NOTHING = {"flock", "fstat", "getdents64", "inotify_add_watch", "inotify_init1", "newfstatat", "read", "statx"}
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Disk:
+    """A filesystem whose power can be cut."""
+
+    def __init__(self, kind: str, directory: Path) -> None:
+        self.mounted = directory / "mounted"
+        self.mounted.mkdir()
+        *command, size = MAKE[kind]
+        image = directory / "image"
+        with image.open("wb") as file:
+            file.truncate(int(size[:-1]) << 20)
+        run([*command, str(image)])
+        self._device = run(["losetup", "--find", "--show", str(image)])
+        self._mount()
+
+    def flush(self) -> None:
+        """Have all that was done up to now on the disk."""
+        directory = os.open(self.mounted, os.O_RDONLY)
+        assert libc.syncfs(directory) == 0
+        os.close(directory)
+
+    def cut(self, how: str) -> None:
+        """Cut the power; nothing can be done with it until it is started again."""
+        directory = os.open(self.mounted, os.O_RDONLY)
+        fcntl.ioctl(directory, SHUTDOWN, CUTS[how].to_bytes(4, "little"))
+        os.close(directory)
+
+    def start(self) -> None:
+        run(["umount", str(self.mounted)])
+        self._mount()
+
+    def remove(self) -> None:
+        run(["umount", str(self.mounted)])
+        run(["losetup", "--detach", self._device])
+
+    def _mount(self) -> None:
+        run(["mount", self._device, str(self.mounted)])
+
+
+def run(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="module", params=["ext4", pytest.param("xfs", marks=pytest.mark.torture)])
+def disk(request: pytest.FixtureRequest) -> Iterator[Disk]:
+    program = MAKE[request.param][0]
+    if os.geteuid() != 0 or shutil.which(program) is None:
+        pytest.skip(f"NOT TESTED: the power of {request.param} can be cut only by root, with {program}")
+    directory = quick_directory()
+    disk = Disk(request.param, directory)
+    yield disk
+    disk.remove()
+    shutil.rmtree(directory)
+
+
+QUICK = {"a_first_send_data", "send_many", "success", "a_retry_later", "a_removal", "recovery", "promotion_and_success"}
+
+every_scenario = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.torture) for name in SCENARIOS]
+)
+every_cut = pytest.mark.parametrize("how", CUTS)
+
+
+def cuts(
+    name: str, disk: Disk, how: str, elsewhere: Path, *, durable: bool
+) -> Iterator[tuple[Place, Course, list[Any]]]:
+    """Cut the power after each call of an operation that may have changed something."""
+    scenario = SCENARIOS[name]
+    course = undisturbed(scenario, Place.make(disk.mounted, elsewhere), durable=durable)
+    for last in range(1, len(course.calls) + 2):
+        if last > 1 and course.calls[last - 2] in CHANGE_NOTHING:
+            continue
+        place, facts = Place.make(disk.mounted, elsewhere), []
+
+        def steps(tell: Tell, place: Place = place) -> Iterator[None]:
+            operation = scenario.steps(place, opener(scenario, place, durable=durable), tell)
+            next(operation)
+            disk.flush()
+            yield
+            next(operation, None)
+
+        def decide(number: int, call: str, last: int = last) -> Fate | None:
+            if number < last:
+                return None
+            disk.cut(how)
+            return DEATH
+
+        calls = trap(steps, decide, lambda *fact, facts=facts: facts.append(fact))
+        if len(calls) < last:
+            disk.cut(how)
+        disk.start()
+        try:
+            yield place, course, facts
+        except BaseException as error:
+            error.add_note(f"after {calls}, which had told {facts}")
+            raise
+        place.remove()
+
+
+@every_cut
+@every_scenario
+def test_what_a_durable_queue_has_told_is_on_the_disk(name: str, how: str, disk: Disk, tmp_path: Path) -> None:
+    for place, course, facts in cuts(name, disk, how, tmp_path, durable=True):
+        check_after_deaths(place, SCENARIOS[name], course, facts)
+
+
+@every_cut
+@every_scenario
+def test_without_durable_only_what_was_new_may_be_damaged_and_each_job_is_in_one_state(
+    name: str, how: str, disk: Disk, tmp_path: Path
+) -> None:
+    scenario = SCENARIOS[name]
+    for place, course, _ in cuts(name, disk, how, tmp_path, durable=False):
+        with Pacchettino(place.base, scenario.keep) as queue:
+            queue.requeue(new_id())
+        states = jobs_by_content(place)
+        for job, content in CONTENT.items():
+            if set(course.before(job)) & {*STATES}:
+                assert states.pop(content, ()) in recovered(course.ways(job), scenario.keep), job
+        handle_whatever_waits(place)
+
+
+def handle_whatever_waits(place: Place) -> None:
+    handled: list[str] = []
+    with Pacchettino(place.base) as queue:
+        queue.on_data_received(lambda id, data: handled.append(id))
+        queue.on_file_received(lambda id, name, path: handled.append(id))
+        assert queue.receive() == len(set(handled)) == len(handled)
+        assert queue.count_queued() == queue.count_processing() == 0
+
+
+def jobs_by_content(place: Place) -> dict[bytes, tuple[str, ...]]:
+    """Find the jobs' files, and see that no job has two; what is in a new one may be anything."""
+    found: dict[bytes, tuple[str, ...]] = {}
+    ids = []
+    for path, (kind, content) in everything(place.base).items():
+        state, *_ = path.decode().split("/")
+        if kind == "file" and state in STATES:
+            found[content] = (*found.get(content, ()), state)
+            ids += re.findall(ID, path)
+    assert len(set(ids)) == len(ids)
+    return found
+
+
+DAMAGED = {"empty": b"", "zeroes": bytes(4096), "cut off": b"one one o"}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_job_s_file_that_a_power_cut_damaged_is_handed_over_as_it_is(queue_dir: Path, content: bytes) -> None:
+    lay_down(queue_dir, {b"queued/raw-%b" % new_id().encode(): content})
+    lay_down(queue_dir, {b"queued/fle-%b-name" % new_id().encode(): content})
+    with Pacchettino(queue_dir) as queue:
+        handled: list[bytes] = []
+        queue.on_data_received(lambda id, data: handled.append(data))
+        queue.on_file_received(lambda id, name, path: handled.append(path.read_bytes()))
+        assert queue.receive() == 2
+        assert handled == [content, content]
+        assert queue.count_successful() == 2
