@@ -603,15 +603,13 @@ impl Queue {
         self.healing(|shared| {
             self.care(shared, Duration::ZERO)?;
             let layout = shared.layout();
-            let mut moved = 0;
-            for (state, job) in list_kept(shared, which)? {
-                moved += usize::from(rename_back(&layout, state, &job)?);
-            }
+            let (moved, fault) =
+                to_each(shared, list_kept(shared, which)?, |state, job| rename_back(&layout, state, job));
             if moved > 0 {
                 self.sync(&layout, State::Queued)?;
                 shared.wait.raise();
             }
-            Ok(moved)
+            fault.map_or(Ok(moved), Err)
         })
     }
 
@@ -623,31 +621,28 @@ impl Queue {
         self.healing(|shared| {
             let layout = shared.layout();
             let now = SystemTime::now();
-            let mut deleted = 0;
-            for (state, job) in list_kept(shared, which)? {
+            let (deleted, fault) = to_each(shared, list_kept(shared, which)?, |state, job| {
                 let (dir, entry) = (layout.dir(state), job.entry());
                 let path = || dir.path().join(&entry);
                 if !older_than.is_zero() {
                     match dir.stat(&entry) {
-                        Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
                         Err(error) => return Err(error).at(path),
                         // A clock that went back makes ages negative: nothing is old then.
                         Ok(stat) if now.duration_since(stat.changed).is_ok_and(|age| age >= older_than) => {}
-                        Ok(_) => continue,
+                        Ok(_) => return Ok(false),
                     }
                 }
                 match dir.remove_file(&entry) {
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                    removed => {
-                        removed.at(path)?;
-                        deleted += 1;
-                    }
+                    // gone, or something that is no job under a job's name
+                    Err(_) if dir.is_file(&entry).is_ok_and(|is_file| !is_file) => Ok(false),
+                    removed => removed.at(path).map(|()| true),
                 }
-            }
+            });
             for state in which.states().filter(|_| deleted > 0) {
                 self.sync(&layout, state)?;
             }
-            Ok(deleted)
+            fault.map_or(Ok(deleted), Err)
         })
     }
 
@@ -752,6 +747,24 @@ impl Drop for Queue {
     fn drop(&mut self) {
         keep_or_leak(self.shared.swap(None));
     }
+}
+
+/// Does something to each of these jobs, and says to how many, and what went wrong first: a job to which it can't be done
+/// keeps nobody from the others.
+fn to_each(
+    shared: &Shared,
+    jobs: Vec<(State, Job)>,
+    mut act: impl FnMut(State, &Job) -> Result<bool>,
+) -> (usize, Option<Error>) {
+    let (mut done, mut first) = (0, None);
+    for (state, job) in jobs {
+        match act(state, &job) {
+            Ok(acted) => done += usize::from(acted),
+            Err(error) if first.is_none() => first = Some(error),
+            Err(error) => _ = shared.tell_failed(&error),
+        }
+    }
+    (done, first)
 }
 
 fn rename_back(layout: &Layout, state: State, job: &Job) -> Result<bool> {
