@@ -21,7 +21,7 @@ use crate::job::{self, Due, Job};
 use crate::layout::Layout;
 use crate::owner::Owner;
 use crate::policy::State;
-use crate::sys::{self, Dir, FileKind, Stat};
+use crate::sys::{self, Dir, FileKind, Link, Stat};
 
 /// What a file sent becomes to its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +83,10 @@ impl Publisher<'_> {
         transfer: Transfer,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Uuid> {
-        let look = if transfer == Transfer::Move { sys::stat } else { sys::stat_target };
+        let (look, link): (fn(&Path) -> _, _) = match transfer {
+            Transfer::Move => (sys::stat, Link::Refused),
+            Transfer::Copy => (sys::stat_target, Link::Followed),
+        };
         check_regular(look(path).at(|| path.into())?.kind, path)?;
         let id = job::new_id().at(|| path.into())?;
         let job = Job::file(id, name)?;
@@ -91,7 +94,8 @@ impl Publisher<'_> {
             self.sync_target(&[id])?;
             return Ok(id);
         }
-        let source = sys::open_source(path).at(|| path.into())?;
+        step!("publish: copies");
+        let source = sys::open_source(path, link).at(|| path.into())?;
         // Something else may have come to its place.
         let copied = sys::stat_file(&source).at(|| path.into())?;
         check_regular(copied.kind, path)?;

@@ -764,6 +764,158 @@ fn a_file_that_changes_while_it_is_copied_across_filesystems_is_not_removed() {
     }
 }
 
+// What somebody swaps meanwhile
+
+/// A directory beside the queue, in which nobody may read, write, move or delete anything.
+struct Outside(tempfile::TempDir);
+
+impl Outside {
+    fn new() -> Self {
+        let outside = Self(tempfile::tempdir().unwrap());
+        fs::write(outside.path("raw"), "secret").unwrap();
+        fs::create_dir(outside.path("empty")).unwrap();
+        outside
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Puts a link to it, or to the file in it, in place of something of the queue's, which goes elsewhere.
+    fn replace(&self, path: &Path, target: &str) {
+        fs::rename(path, path.with_file_name("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(self.path(target), path).unwrap();
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(fs::read(self.path("raw")).unwrap(), b"secret");
+            assert_eq!(fs::read_dir(self.0.path()).unwrap().count(), 2);
+            assert_eq!(fs::read_dir(self.path("empty")).unwrap().count(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_job_is_not_moved_out_of_the_queue_through_a_link_in_place_of_the_claims_directory() {
+    let (world, outside) = (World::new(), Outside::new());
+    let job = world.send("work");
+    let stop = Stop::at("claim: made", "claimer");
+    let queue = Arc::clone(&world.queue);
+    let claimer =
+        thread("claimer", move || queue.claim(Kinds::ANY, Order::Fifo, Some(Duration::ZERO), Duration::MAX, || true));
+    stop.reached();
+    outside.replace(&world.path("processing").join(&world.names("processing")[0]), "empty");
+    stop.go();
+    assert!(claimer.join().unwrap().is_err());
+    assert_eq!(world.names("queued"), [job.entry().to_str().unwrap()]);
+}
+
+#[test]
+fn a_link_in_place_of_a_claimed_jobs_file_is_not_read() {
+    for place in ["claim: taken", "claim: confirmed"] {
+        let (world, outside) = (World::new(), Outside::new());
+        world.send("work");
+        let stop = Stop::at(place, "claimer");
+        let claimer = world.claim_in_thread("claimer");
+        stop.reached();
+        let claim = world.path("processing").join(&world.names("processing")[0]);
+        outside.replace(&claim.join("raw"), "raw");
+        stop.go();
+        let held = claimer.join().unwrap().unwrap();
+        assert!(held.read().is_err(), "{place}");
+        held.settle(Outcome::Failed).unwrap();
+        assert_eq!(world.queue.requeue_all(KeepPolicy::ALL).unwrap(), 0, "{place}");
+        assert_eq!(world.queue.cleanup(KeepPolicy::ALL, Duration::ZERO).unwrap(), 0, "{place}");
+    }
+}
+
+#[test]
+fn recovery_moves_nothing_through_a_link_in_place_of_a_claim_or_its_file() {
+    // Before the last look at the directory nothing is moved; afterwards its file is, through the handle.
+    for (place, swapped, interrupted) in [
+        ("recover: opened", "", 0),
+        ("recover: judged", "", 0),
+        ("recover: looked", "", 1),
+        ("recover: moved", "", 1),
+        ("recover: opened", "raw", 0),
+        ("recover: judged", "raw", 0),
+        ("recover: looked", "raw", 0),
+    ] {
+        for keep in [KeepPolicy::ALL, KeepPolicy::NONE] {
+            let (world, outside) = (World::new(), Outside::new());
+            let claim = world.lay_claim(&world_job(1), DEAD_PID, Some("work"));
+            let queue = Queue::open(world.home.path(), keep, false, CrashDetection::LockFile).unwrap();
+            let stop = Stop::at(place, "recoverer");
+            let recoverer = thread("recoverer", move || assert!(self::claim(&queue).is_none()));
+            stop.reached();
+            outside.replace(&if swapped.is_empty() { claim } else { claim.join(swapped) }, swapped);
+            stop.go();
+            recoverer.join().unwrap();
+            let kept = if keep == KeepPolicy::ALL { interrupted } else { 0 };
+            assert_eq!(world.queue.count(State::Interrupted).unwrap(), kept, "{place}, {swapped:?}");
+            assert_eq!(world.queue.requeue_all(KeepPolicy::ALL).unwrap(), kept, "{place}, {swapped:?}");
+        }
+    }
+}
+
+#[test]
+fn a_link_in_place_of_a_due_job_or_a_draft_is_not_followed() {
+    // A delayed job, between the listing and the move.
+    let (world, outside) = (World::new(), Outside::new());
+    let due = world.path("scheduled").join(format!("0000000000001-{}", world_job(1).entry().display()));
+    fs::write(&due, "work").unwrap();
+    let stop = Stop::at("promote: listed", "promoter");
+    let promoter = world.claim_in_thread("promoter");
+    stop.reached();
+    outside.replace(&due, "raw");
+    stop.go();
+    assert!(promoter.join().unwrap().is_none());
+    world.look();
+
+    // A draft, between its being written and its being published.
+    let stop = Stop::at("publish: closed", "sender");
+    let queue = Arc::clone(&world.queue);
+    let sender = thread("sender", move || queue.send(b"work", None).unwrap());
+    stop.reached();
+    outside.replace(&world.path("tmp").join(&world.names("tmp")[0]), "raw");
+    stop.go();
+    sender.join().unwrap();
+    world.look();
+
+    // A dead sender's draft, between the judgement and the removal.
+    let draft = world.path("tmp").join(format!("{}-{FOREIGN}", world_job(2).id()));
+    fs::write(&draft, "half of it").unwrap();
+    let stop = Stop::at("sweep: judged", "sweeper");
+    let sweeper = world.claim_in_thread("sweeper");
+    stop.reached();
+    fs::remove_file(world.path("tmp/elsewhere")).unwrap();
+    outside.replace(&draft, "raw");
+    stop.go();
+    assert!(sweeper.join().unwrap().is_none());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_link_in_place_of_a_file_that_is_moved_across_filesystems_is_not_followed() {
+    let (world, outside) = (World::new(), Outside::new());
+    let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+    let source = elsewhere.path().join("log");
+    fs::write(&source, "mine").unwrap();
+    let stop = Stop::at("publish: copies", "sender");
+    let (queue, path) = (Arc::clone(&world.queue), source.clone());
+    let sender = thread("sender", move || queue.send_file(&path, None, pacchettino::Transfer::Move, None, || true));
+    stop.reached();
+    outside.replace(&source, "raw");
+    stop.go();
+    assert!(matches!(sender.join().unwrap(), Err(Error::Io { .. })));
+    world.look();
+    assert_eq!((world.names("queued").len(), world.names("tmp").len()), (0, 0));
+    assert_eq!(fs::read_link(&source).unwrap(), outside.path("raw"));
+}
+
 /// A job that nobody sent.
 fn world_job(number: u8) -> Job {
     Job::parse(OsStr::new(&format!("raw-01a227f2-b0d6-7000-826e-93b281bc7b{number:02x}"))).unwrap()

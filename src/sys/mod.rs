@@ -51,6 +51,13 @@ pub(crate) enum Reading {
     InPieces,
 }
 
+/// What is to be done about a link at the end of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    Followed,
+    Refused,
+}
+
 /// What ended a sleep on a [`Watch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(

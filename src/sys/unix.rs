@@ -23,7 +23,7 @@ use nix::{
     sys::inotify::{AddWatchFlags, InitFlags, Inotify},
 };
 
-use super::{Entry, FileKind, Identity, Reading, Stat, Woken};
+use super::{Entry, FileKind, Identity, Link, Reading, Stat, Woken};
 use crate::fork::Private;
 use crate::handle::Handle;
 
@@ -169,14 +169,18 @@ pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
     Ok(stat_of(&fstat(file)?))
 }
 
-/// Opens a file of somebody else's for reading: links are followed, a FIFO is not waited for.
-pub(crate) fn open_source(path: &Path) -> io::Result<File> {
-    open(AT_FDCWD, path, OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
+/// Opens a file of somebody else's for reading: a FIFO is not waited for.
+pub(crate) fn open_source(path: &Path, link: Link) -> io::Result<File> {
+    let flags = match link {
+        Link::Followed => OPEN.difference(OFlag::O_NOFOLLOW),
+        Link::Refused => OPEN,
+    };
+    open(AT_FDCWD, path, flags | OFlag::O_RDONLY)
 }
 
 /// Flushes a file of somebody else's to the disk.
 pub(crate) fn sync_source(path: &Path) -> io::Result<()> {
-    open_source(path)?.sync_all()
+    open_source(path, Link::Refused)?.sync_all()
 }
 
 /// Whether an open file still has a name. One that somebody closed has none as far as this process can tell.

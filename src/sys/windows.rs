@@ -50,7 +50,7 @@ use windows_sys::Win32::System::Threading::{
     GetProcessId, OpenProcess, PROCESS_QUERY_LIMITED_INFORMATION, PROCESS_SYNCHRONIZE, WaitForSingleObject,
 };
 
-use super::{Entry, FileKind, Identity, Reading, Stat};
+use super::{Entry, FileKind, Identity, Link, Reading, Stat};
 use crate::handle::Handle;
 
 const SHARE_ALL: FILE_SHARE_MODE = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
@@ -303,9 +303,13 @@ pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
     })
 }
 
-/// Opens a file of somebody else's for reading: links are followed.
-pub(crate) fn open_source(path: &Path) -> io::Result<File> {
-    File::open(path)
+/// Opens a file of somebody else's for reading. A link that is refused is opened itself: no regular file.
+pub(crate) fn open_source(path: &Path, link: Link) -> io::Result<File> {
+    let flags = match link {
+        Link::Followed => 0,
+        Link::Refused => FILE_FLAG_OPEN_REPARSE_POINT,
+    };
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 /// Flushes a file of somebody else's to the disk, which takes a handle that may write to it.
