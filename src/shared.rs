@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -40,6 +41,8 @@ pub(crate) struct Shared {
     table: Mutex<Table>,
     unsettled: Mutex<Vec<Unsettled>>,
     notices: Mutex<Vec<Notice>>,
+    /// Whether so much was told once that no more of it is.
+    told_all: AtomicBool,
     listings: [Mutex<Listing>; 2],
     pub(crate) care: Mutex<Care>,
     /// When the paths of all directories were looked at.
@@ -116,6 +119,7 @@ impl Shared {
             table: Mutex::default(),
             unsettled: Mutex::default(),
             notices: Mutex::default(),
+            told_all: AtomicBool::new(false),
             listings: Default::default(),
             care: Mutex::default(),
             looked: Mutex::default(),
@@ -253,7 +257,11 @@ impl Shared {
     pub(crate) fn tell_once(&self, notice: Notice) {
         let mut told = locked(TOLD.get());
         let told = told.entry(self.identity).or_default();
-        if told.len() > MOST_TOLD || !told.insert(notice.clone()) {
+        if told.len() > MOST_TOLD {
+            self.told_all.store(true, Ordering::Relaxed);
+            return;
+        }
+        if !told.insert(notice.clone()) {
             return;
         }
         self.tell(notice);
@@ -270,6 +278,10 @@ impl Shared {
 
     /// Something in a directory of the queue that is none of its files. It is left where it is.
     pub(crate) fn tell_stranger(&self, dir: &Dir, name: &OsStr) {
+        // A million of them, at each look, would take more time to word than to read.
+        if self.told_all.load(Ordering::Relaxed) {
+            return;
+        }
         let path = dir.path().join(name);
         self.tell_once(Notice::new(format!("{}: not a job's file; it is left alone", path.display())));
     }
