@@ -23,7 +23,7 @@ test-python: $(VENV)/built
 	$(RUN)/python -m pytest
 
 torture: test-rust $(VENV)/built
-	$(RUN)/python -m pytest -m "torture or not torture"
+	$(RUN)/python -m pytest --hypothesis-profile=torture -m "torture or not torture"
 	cargo test --locked --release --manifest-path model/Cargo.toml
 
 lint: $(VENV)/built

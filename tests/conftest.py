@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from pacchettino import Pacchettino
 
@@ -113,3 +114,10 @@ def mode_bound() -> Iterator[None]:
     yield
     capabilities[0] = before
     assert libc.capset(header, capabilities) == 0
+
+
+# Tests that do not say how many examples they want draw the same few in each run; `make torture` draws many more, and
+# others each time.
+hypothesis.settings.register_profile("few", max_examples=200, derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("torture", max_examples=5_000, deadline=None)
+hypothesis.settings.load_profile("few")

@@ -179,9 +179,9 @@ class Process:
         """Send code without waiting for what comes of it."""
         self._connection.send(textwrap.dedent(code))
 
-    def end(self) -> Any:
+    def end(self, patience: float = PATIENCE) -> Any:
         """Give the value of the code that was sent before, or raise what it raised."""
-        return answer(self._connection)
+        return answer(self._connection, patience)
 
     def fork(self) -> Process:
         """Let it fork; the child is another process to talk to."""
@@ -285,9 +285,9 @@ def sleeps_on_the_watch(process: Process) -> bool:
     return False
 
 
-def answer(connection: Connection) -> Any:
+def answer(connection: Connection, patience: float = PATIENCE) -> Any:
     """Read an answer from the other side."""
-    assert connection.poll(PATIENCE), "no answer"
+    assert connection.poll(patience), "no answer"
     failed, value = connection.recv()
     if failed:
         raise value
