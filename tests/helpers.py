@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import ctypes
 import fcntl
+import functools
+import mmap
 import multiprocessing
 import os
 import random
 import select
+import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -23,6 +29,8 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import pytest
 
 STATES = ("queued", "scheduled", "processing", "success", "failed", "interrupted")
 DIRECTORIES = (*STATES, "tmp", "owners")
@@ -133,6 +141,66 @@ def dead_pid() -> int:
     return process.pid
 
 
+# A clock that can be set
+
+
+class Clock:
+    """A wall clock for processes that are started with `environment`: it can be stepped while they run.
+
+    They see what a machine's clock that is set does: all see the same time, and files have the times that it showed
+    when they were written. The clocks by which waits are measured are left alone, and so is this process.
+    """
+
+    _MOST_STEPS = 1 << 16
+
+    def __init__(self, path: Path) -> None:
+        """Make a clock that is right, with its state in that file."""
+        with path.open("xb") as file:
+            file.truncate(8 + 16 * self._MOST_STEPS)
+        with path.open("r+b") as file:
+            self._state = mmap.mmap(file.fileno(), 0)
+        self._steps = 0
+        self.offset = 0
+        self.environment = {"LD_PRELOAD": str(_clock_library()), "PACCHETTINO_CLOCK": str(path)}
+
+    def step(self, seconds: int) -> None:
+        """Set the clock by that much forward, or back."""
+        self.offset += seconds
+        start = time.time_ns()
+        struct.pack_into("=qq", self._state, 8 + 16 * self._steps, start, self.offset)
+        self._steps += 1
+        struct.pack_into("=Q", self._state, 0, self._steps)
+        # Files are stamped by a clock that ticks more coarsely.
+        while time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) < start:
+            os.sched_yield()
+
+    def set(self, seconds: int) -> None:
+        """Set the clock to that many seconds since 1970."""
+        self.step(seconds - self.now())
+
+    def now(self) -> int:
+        """Give the seconds since 1970 that it shows."""
+        return int(time.time()) + self.offset
+
+
+_CLOCK_REALTIME_COARSE = 5
+
+
+@functools.cache
+def _clock_library() -> Path:
+    """Build what a process must preload to have such a clock."""
+    directory = Path(tempfile.mkdtemp(prefix="pacchettino-test-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    library = directory / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    build = ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)]
+    try:
+        subprocess.run(build, check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("NOT TESTED: a clock that can be set needs a C compiler")
+    return library
+
+
 # A record outside the queue
 
 
@@ -234,13 +302,20 @@ class Peer(Process):
     """A Python of its own, with a queue called `queue` if there is a directory for it."""
 
     def __init__(
-        self, base: Path | None = None, settings: str = "", *, under: Iterable[str] = (), leaderless: bool = False
+        self,
+        base: Path | None = None,
+        settings: str = "",
+        *,
+        under: Iterable[str] = (),
+        leaderless: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         ours, theirs = multiprocessing.Pipe()
         with theirs:
             program = [sys.executable, "-W", "error", __file__, str(theirs.fileno())]
             command = [*under, *program, *(["leaderless"] if leaderless else [])]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            environment = {**os.environ, **(clock.environment if clock else {})}
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         try:
             answer(ours)
             super().__init__(ours, child_of(self._process.pid) if under else self._process.pid)
