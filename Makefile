@@ -1,6 +1,7 @@
 # make demo     see work go through the queue, a worker die, and its job come back
 # make test     everything that the tests need, then the tests, Rust and Python
 # make torture  the tests that take long as well, and the model of the protocol
+# make soak     mixed work under kills, forks and clock steps for SECONDS=60, checked by a record outside the queue
 # make lint     what must be clean
 # make check-windows   whether src/sys/windows.rs type-checks
 # make bench    what a job costs beside the bare system calls
@@ -9,7 +10,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin
 SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
-.PHONY: demo test test-rust test-python torture lint check-windows bench clean
+.PHONY: demo test test-rust test-python torture soak lint check-windows bench clean
 
 demo: $(VENV)/built
 	$(RUN)/python examples/demo.py
@@ -25,6 +26,12 @@ test-python: $(VENV)/built
 torture: test-rust $(VENV)/built
 	$(RUN)/python -m pytest --hypothesis-profile=torture -m "torture or not torture"
 	cargo test --locked --release --manifest-path model/Cargo.toml
+
+SECONDS ?= 60
+SEED    ?=
+
+soak: $(VENV)/built
+	$(RUN)/python tests/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/built
 	cargo fmt --check
