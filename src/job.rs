@@ -31,6 +31,7 @@ const FILE: &str = "fle-";
 const ID_LENGTH: usize = 36;
 const DUE_DIGITS: usize = 13;
 const LAST_DUE: u64 = 9_999_999_999_999;
+const LAST_SENT: u64 = 253_402_300_799_999;
 const TOKEN_LENGTH: usize = 10;
 
 /// What a job carries.
@@ -330,11 +331,12 @@ pub(crate) fn parse_temporary(entry: &OsStr) -> Option<Temporary> {
     }
 }
 
-/// A new id: a version-7 UUID (RFC 9562), greater than all that this process made before, whatever the clock does.
+/// A new id: a version-7 UUID (RFC 9562), greater than all that this process made before, whatever the clock does. One
+/// past the year 9999 counts as its end: ids hold only some centuries more, and would begin anew.
 pub(crate) fn new_id() -> io::Result<Uuid> {
     /// 48 bits of milliseconds and the 12 of the counter.
     static LAST: AtomicU64 = AtomicU64::new(0);
-    let now = u64::try_from(unix_now().as_millis()).unwrap_or(u64::MAX >> 16) << 12;
+    let now = u64::try_from(unix_now().as_millis()).map_or(LAST_SENT, |now| now.min(LAST_SENT)) << 12;
     let next = |last: u64| now.max(last + 1);
     let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last))).unwrap_or_default();
     let stamp = next(last);
