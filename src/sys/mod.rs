@@ -98,9 +98,10 @@ impl Dir {
         Ok(Some(changed).filter(|changed| changed.elapsed().is_ok_and(|age| age > SETTLED)))
     }
 
-    /// Whether its names are the same as they were at that [`settled_time`](Self::settled_time).
+    /// Whether its names are the same as they were at that [`settled_time`](Self::settled_time). A clock that went back
+    /// gives the same time to a change once more: the time must be long ago now as well.
     pub(crate) fn is_unchanged(&self, since: Option<SystemTime>) -> bool {
-        since.is_some_and(|then| self.changed().is_ok_and(|now| now == then))
+        since.is_some() && self.settled_time().is_ok_and(|now| now == since)
     }
 }
 
@@ -124,5 +125,17 @@ impl Watch {
 
     pub(crate) fn wake(&self) {
         match self.0 {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_whose_time_is_that_of_before_but_not_long_ago_may_have_changed() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = Dir::open(home.path()).unwrap();
+        assert!(!dir.is_unchanged(Some(dir.changed().unwrap())));
     }
 }
