@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
 use uuid::Uuid;
 
 use crate::claim::{Attempt, Claim, Terms};
 use crate::error::{At, Error, Result};
-use crate::job::{Due, Job, JobRef, Kinds, OwnerName};
+use crate::job::{self, Due, Job, JobRef, Kinds, OwnerName};
 use crate::layout::{self, Layout};
 use crate::listing::{Listing, Order};
 use crate::lookup::{find_listed, has_known, list_kept, visit_jobs};
@@ -628,8 +628,7 @@ impl Queue {
                     match dir.stat(&entry) {
                         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
                         Err(error) => return Err(error).at(path),
-                        // A clock that went back makes ages negative: nothing is old then.
-                        Ok(stat) if now.duration_since(stat.changed).is_ok_and(|age| age >= older_than) => {}
+                        Ok(stat) if is_older(job, stat.changed, now, older_than) => {}
                         Ok(_) => return Ok(false),
                     }
                 }
@@ -765,6 +764,14 @@ fn to_each(
         }
     }
     (done, first)
+}
+
+/// Whether a job was settled that long ago, as far as clocks that were wrong let it be known: one from the future is not
+/// old, and none was settled before it was sent.
+fn is_older(job: &Job, changed: SystemTime, now: SystemTime, than: Duration) -> bool {
+    let sent = UNIX_EPOCH + job::sent_at(job.id());
+    let settled = if sent <= now { changed.max(sent) } else { changed };
+    now.duration_since(settled).is_ok_and(|age| age >= than)
 }
 
 fn rename_back(layout: &Layout, state: State, job: &Job) -> Result<bool> {
