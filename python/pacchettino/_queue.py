@@ -479,7 +479,7 @@ class Pacchettino:
         try:
             with self._logging():
                 settle()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a retry in a year that no name can hold is a ValueError
             logger.error("job %s could not be settled: %s", claim.id, error, extra={"job_id": claim.id})
 
     def _handled_kinds(self) -> tuple[bool, bool]:
