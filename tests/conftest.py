@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from helpers import Clock
 from pacchettino import Pacchettino
 
 pytest.register_assert_rewrite("helpers", "scenarios", "syscalls")
@@ -90,6 +91,32 @@ def small_filesystem(tmp_path: Path) -> Iterator[Path]:
     yield directory
     # Lazily: a queue that is still referred to holds its directories open.
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@pytest.fixture
+def filesystem_of_seconds(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem that stamps its files and directories with whole seconds."""
+    image, directory = tmp_path / "image", tmp_path / "seconds"
+    directory.mkdir()
+    with image.open("xb") as file:
+        file.truncate(8 << 20)
+    make = ["mkfs.ext4", "-q", "-I", "128", str(image)]
+    mount = ["mount", "-o", "loop", str(image), str(directory)]
+    if None in map(shutil.which, ("mkfs.ext4", "mount")) or any(
+        subprocess.run(command, capture_output=True, check=False).returncode for command in (make, mount)
+    ):
+        pytest.skip("NOT TESTED: a filesystem that knows only seconds needs the right to mount one")
+    yield directory
+    # Lazily: a queue that is still referred to holds its directories open.
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Iterator[Clock]:
+    """A clock for peers, which the test can set."""
+    clock = Clock(tmp_path / "clock")
+    yield clock
+    clock.close()
 
 
 @pytest.fixture

@@ -54,6 +54,14 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what no event tells of."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.002)
+
+
 # The directory
 
 
@@ -182,6 +190,9 @@ class Clock:
         """Give the seconds since 1970 that it shows."""
         return int(time.time()) + self.offset
 
+    def close(self) -> None:
+        self._state.close()
+
 
 _CLOCK_REALTIME_COARSE = 5
 
@@ -227,6 +238,17 @@ class Ledger:
 
 # Other processes
 
+_POLL_CALLS = {"7", "73", "271"}  # poll and ppoll, as x86_64 and aarch64 number them
+
+
+def sleeps_on_the_watch(process: Process) -> bool:
+    """Whether a thread of it sleeps until the kernel tells of a job: it polls two descriptors."""
+    for call in Path(f"/proc/{process.pid}/task").glob("*/syscall"):
+        number, *arguments = call.read_text().split()
+        if number in _POLL_CALLS and arguments[1] == "0x2":
+            return True
+    return False
+
 
 class Process:
     """A process that runs Python code that it is sent and answers with the value of the last expression.
@@ -250,6 +272,10 @@ class Process:
     def end(self, patience: float = PATIENCE) -> Any:
         """Give the value of the code that was sent before, or raise what it raised."""
         return answer(self._connection, patience)
+
+    def has_answered(self) -> bool:
+        """Whether `end` would not wait."""
+        return self._connection.poll()
 
     def fork(self) -> Process:
         """Let it fork; the child is another process to talk to."""

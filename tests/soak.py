@@ -459,6 +459,10 @@ class Soak:
                 time.sleep(0.02)
             self.end()
         finally:
+            self.account.close()
+            self.ledger.close()
+            for clock in self.clocks:
+                clock.close()
             for post in self.posts:
                 if hasattr(post, "process") and post.process.poll() is None:
                     post.process.kill()
@@ -595,7 +599,7 @@ class Soak:
         self.wait_for_forked()
         self.account.read()
         self.account.look_at_rest()
-        future = Clock(self.home / "clock of the end")
+        self.clocks.append(future := Clock(self.home / "clock of the end"))
         future.step(100 * YEAR)  # all delays are over
         if code := self.spawn("Last", "Last-1", True, future).wait(120):
             raise Wrong(f"the last one ended with {code}: {self.log('Last-1')}")
