@@ -67,6 +67,7 @@ class Worker:
         logger = logging.getLogger("pacchettino")
         logger.addHandler(Complaints())
         logger.propagate = False
+        sys.unraisablehook = complain
         signal.signal(signal.SIGTERM, self.leave)
         signal.signal(signal.SIGINT, self.interrupt)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -91,6 +92,8 @@ class Worker:
 
     def interrupt(self, *_: object) -> None:
         if self.interruptible:
+            self.interruptible = False
+            self.ledger.add(f"broke {self.name}")
             raise KeyboardInterrupt
 
     def number(self) -> str:
@@ -114,6 +117,12 @@ class Complaints(logging.Handler):
         text = record.getMessage()
         if not planned and not any(expected in text for expected in self.EXPECTED):
             print(text, record.exc_info, file=sys.stderr, flush=True)
+
+
+def complain(unraisable: sys.UnraisableHookArgs) -> None:
+    """Say what was raised where nothing can be: but for an interrupt, which may come there as well and is ignored."""
+    if unraisable.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(unraisable)
 
 
 class Producer(Worker):
@@ -170,8 +179,7 @@ class Consumer(Worker):
                 self.interruptible = True
                 self.once()
             except KeyboardInterrupt:
-                self.interruptible = False
-                self.ledger.add(f"broke {self.name}")
+                pass
             except ValueError:
                 if not self.over:
                     raise
@@ -400,6 +408,13 @@ class Post:
     process: subprocess.Popen[bytes] = field(init=False)
     name: str = field(init=False)
     kind: str = field(init=False)
+    is_leaving: bool = field(init=False)
+
+    def leave(self) -> None:
+        """Tell it to leave, once: an interpreter that ends handles no signals any more."""
+        if not self.is_leaving:
+            self.is_leaving = True
+            self.process.terminate()
 
 
 POSTS = [
@@ -473,6 +488,7 @@ class Soak:
         self.started += 1
         post.kind = self.chance.choice(post.kinds)
         post.name = f"{post.kind}-{self.started}"
+        post.is_leaving = False
         post.process = self.spawn(
             post.kind, post.name, post.steady, self.clocks[post.clock] if post.clock is not None else None
         )
@@ -504,11 +520,11 @@ class Soak:
             self.counts["stops"] += 1
             post.process.send_signal(signal.SIGSTOP)
             self.stopped[post.process.pid] = (now + self.chance.random(), post)
-        elif post.name not in self.account.born:
+        elif post.name not in self.account.born or post.is_leaving:
             pass
         elif what < 0.85:
             self.counts["told to leave"] += 1
-            post.process.terminate()
+            post.leave()
         elif issubclass(KINDS[post.kind], Consumer) and KINDS[post.kind].interrupts:  # type: ignore[attr-defined]
             self.counts["interrupts"] += 1
             post.process.send_signal(signal.SIGINT)
@@ -591,7 +607,7 @@ class Soak:
                 raise Wrong("not all processes begin")
             time.sleep(0.02)
         for post in self.posts:
-            post.process.terminate()
+            post.leave()
         for post in self.posts:
             if (code := post.process.wait(PATIENCE)) not in (0, CRASHED):
                 raise Wrong(f"{post.name} ended with {code}: {self.log(post.name)}")
