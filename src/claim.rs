@@ -276,7 +276,11 @@ impl Held {
                 None => self.dir.remove_file(file).at(|| self.path()),
             };
             match done {
-                Err(error) if error.is_not_found() && self.is_file_gone() => self.tell_gone(),
+                Err(_) if self.has_lost_its_file() => self.tell_gone(),
+                Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
+                    self.set_aside(&layout, &error)?;
+                    return Ok(());
+                }
                 done => done?,
             }
             self.moved = true;
@@ -290,7 +294,8 @@ impl Held {
         step!("settle: flushed");
         let path = || processing.path().join(&self.name);
         match processing.remove_dir(&self.name) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Gone, or something else in its place, which is none of the queue's.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => self.tell_more(),
             removed => removed.at(path)?,
         }
@@ -321,8 +326,19 @@ impl Held {
         Ok(layout)
     }
 
-    fn is_file_gone(&self) -> bool {
-        self.dir.stat(self.job.claimed_name()).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    fn has_lost_its_file(&self) -> bool {
+        self.dir.is_file(self.job.claimed_name()).is_ok_and(|is_file| !is_file)
+    }
+
+    /// Where the verdict leads there is something of that name, which nothing replaces and no waiting mends: the job is
+    /// kept beside the claims.
+    fn set_aside(&self, layout: &Layout, taken: &Error) -> Result<()> {
+        let (id, processing) = (self.job.id(), layout.dir(State::Processing));
+        let aside = layout.set_aside(&self.name, &self.job).at(|| processing.path().join(&self.name))?;
+        let aside = processing.path().join(aside);
+        self.shared.tell(Notice::new(format!("job {id} can't be settled: {taken}; it is kept in {}", aside.display())));
+        self.shared.leave(&self.job);
+        Ok(())
     }
 
     fn tell_gone(&self) {

@@ -15,7 +15,7 @@ import pytest
 from helpers import Clock
 from pacchettino import Pacchettino
 
-pytest.register_assert_rewrite("helpers", "scenarios", "syscalls")
+pytest.register_assert_rewrite("scenarios", "syscalls")
 
 
 def find(directory: Path) -> list[str]:

@@ -54,14 +54,6 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what no event tells of."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.002)
-
-
 # The directory
 
 
@@ -237,17 +229,6 @@ class Ledger:
 
 
 # Other processes
-
-_POLL_CALLS = {"7", "73", "271"}  # poll and ppoll, as x86_64 and aarch64 number them
-
-
-def sleeps_on_the_watch(process: Process) -> bool:
-    """Whether a thread of it sleeps until the kernel tells of a job: it polls two descriptors."""
-    for call in Path(f"/proc/{process.pid}/task").glob("*/syscall"):
-        number, *arguments = call.read_text().split()
-        if number in _POLL_CALLS and arguments[1] == "0x2":
-            return True
-    return False
 
 
 class Process:

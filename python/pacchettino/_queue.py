@@ -458,8 +458,15 @@ class Pacchettino:
         try:
             return claim.id, claim.read()
         except MemoryError:
-            claim.put_back()
-            raise
+            size = Path(claim.path).stat().st_size
+            if size < _memory():
+                claim.put_back()
+                raise
+            logger.error(
+                "job %s failed: its %d bytes are more than the memory", claim.id, size, extra={"job_id": claim.id}
+            )
+            self._settle(claim, claim.fail)
+            return None
         except RuntimeError:
             if claim.is_ours:
                 raise
@@ -529,6 +536,13 @@ _STATE_OF = {
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 _LONGEST_DELAY = 100 * 365.25 * 24 * 3600
+
+
+def _memory() -> float:
+    """How many bytes of memory the machine has; without end where it does not tell."""
+    if not hasattr(os, "sysconf"):
+        return math.inf
+    return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _reopen(kind: type[Pacchettino], settings: tuple[Any, ...]) -> Pacchettino:
