@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from helpers import DUE, ID, STATES, TOKEN, entries, everything, lay_down, new_id
+from helpers import DUE, ID, STATES, TOKEN, entries, everything, grow_old, lay_down, new_id
 from pacchettino import CrashDetection, KeepPolicy, Pacchettino, Result, Status
 from syscalls import Tell, trap
 
@@ -478,9 +478,7 @@ def consumer_looks(place: Place, keep: KeepPolicy) -> None:
     """Let a fresh consumer look after the dead, and see that it tidies up behind them."""
     with Pacchettino(place.base, keep) as queue:
         assert not queue.requeue(new_id())
-        # A lock file may be just being made, a draft's writer live in another container; once old, they are dead.
-        for left in (place.base / "tmp").iterdir():
-            os.utime(left, (0, 0))
+        grow_old(place.base)
         assert not queue.requeue(new_id())
     assert place.leftovers() == {}
 

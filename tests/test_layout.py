@@ -22,6 +22,7 @@ from helpers import (
     entries,
     everything,
     files,
+    grow_old,
     is_locked,
     lay_down,
     new_id,
@@ -735,8 +736,7 @@ def test_a_lock_file_that_never_got_its_name_is_removed_when_its_process_is_dead
     queue, _ = consumer(queue_dir)
     assert queue.receive() == 0
     assert entries(queue_dir / "tmp") == [b"owner-gone000000", b"owner-held000000"]  # perhaps just being made
-    for name in entries(queue_dir / "tmp"):
-        os.utime(queue_dir / "tmp" / os.fsdecode(name), (time.time() - 120, time.time() - 120))
+    grow_old(queue_dir)
     assert queue.receive() == 0
     assert entries(queue_dir / "tmp") == [b"owner-held000000"]
 
@@ -845,7 +845,7 @@ def test_a_sender_by_pid_killed_while_it_writes_leaves_a_file_that_goes_when_it_
         assert draft.endswith(b"-%d" % peer.pid)
         assert use_in_every_way(queue_dir) == 0
         assert files(queue_dir) == {draft: b"x" * 4096}  # its sender may live in another container, under another PID
-        grow_old(queue_dir / os.fsdecode(draft))
+        grow_old(queue_dir)
         assert use_in_every_way(queue_dir) == 0
         assert files(queue_dir) == {}
 
@@ -853,14 +853,9 @@ def test_a_sender_by_pid_killed_while_it_writes_leaves_a_file_that_goes_when_it_
 def test_a_file_in_tmp_stays_while_the_pid_that_it_names_is_alive(queue_dir: Path, owners: Owners) -> None:
     draft = b"tmp/%s-%s" % (new_id(1).encode(), owners.a_live_pid())
     lay_down(queue_dir, {draft: b"half"})
-    grow_old(queue_dir / os.fsdecode(draft))
+    grow_old(queue_dir)
     assert use_in_every_way(queue_dir) == 0
     assert files(queue_dir) == {draft: b"half"}
-
-
-def grow_old(draft: Path) -> None:
-    """Let two hours pass in which nothing was written to a file."""
-    os.utime(draft, (time.time() - 7200, time.time() - 7200))
 
 
 def die_while_writing(peer: Peer) -> None:

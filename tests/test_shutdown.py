@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import start_python
-from helpers import ID, STATES, entries, everything, files
+from helpers import ID, STATES, entries, everything, files, grow_old
 from pacchettino import Pacchettino
 
 TIMES = 20
@@ -63,6 +63,7 @@ def assert_each_is_in_one_state(base: Path, *sent: str) -> None:
     contents = [content for path, content in files(base).items() if not path.startswith(b"tmp/")]
     assert b"" not in contents
     assert len(set(contents)) == len(contents)
+    grow_old(base)
     with Pacchettino(base) as queue:
         assert queue.claim(kind="file") is None
         assert entries_by_id(base) == found
