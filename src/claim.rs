@@ -181,7 +181,8 @@ impl Claim {
         }
         let settled = held.settle(outcome);
         settled.map_err(|source| {
-            Arc::clone(&held.shared).keep_unsettled(Unsettled { held, outcome });
+            let is_taken = is_taken(&source);
+            Arc::clone(&held.shared).keep_unsettled(Unsettled { held, outcome, is_taken });
             Error::Unsettled { source: source.into() }
         })
     }
@@ -277,10 +278,6 @@ impl Held {
             };
             match done {
                 Err(_) if self.has_lost_its_file() => self.tell_gone(),
-                Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
-                    self.set_aside(&layout, &error)?;
-                    return Ok(());
-                }
                 done => done?,
             }
             self.moved = true;
@@ -330,17 +327,6 @@ impl Held {
         self.dir.is_file(self.job.claimed_name()).is_ok_and(|is_file| !is_file)
     }
 
-    /// Where the verdict leads there is something of that name, which nothing replaces and no waiting mends: the job is
-    /// kept beside the claims.
-    fn set_aside(&self, layout: &Layout, taken: &Error) -> Result<()> {
-        let (id, processing) = (self.job.id(), layout.dir(State::Processing));
-        let aside = layout.set_aside(&self.name, &self.job).at(|| processing.path().join(&self.name))?;
-        let aside = processing.path().join(aside);
-        self.shared.tell(Notice::new(format!("job {id} can't be settled: {taken}; it is kept in {}", aside.display())));
-        self.shared.leave(&self.job);
-        Ok(())
-    }
-
     fn tell_gone(&self) {
         self.shared.tell(Notice::new(format!(
             "job {}: its file was moved or deleted while it was being handled ({}); a handler must leave it where it is",
@@ -359,10 +345,18 @@ impl Held {
 pub(crate) struct Unsettled {
     held: Held,
     outcome: Outcome,
+    /// Whether there is something where the verdict leads. That is this job's trouble, and not the disk's.
+    pub(crate) is_taken: bool,
 }
 
 impl Unsettled {
     pub(crate) fn try_again(&mut self) -> Result<()> {
-        self.held.settle(self.outcome)
+        let settled = self.held.settle(self.outcome);
+        self.is_taken = settled.as_ref().is_err_and(is_taken);
+        settled
     }
+}
+
+fn is_taken(error: &Error) -> bool {
+    error.kind() == Some(io::ErrorKind::AlreadyExists)
 }

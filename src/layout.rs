@@ -1,11 +1,10 @@
 //! The directories of a queue: the only place where their names are known and their handles are opened.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{At, Result};
-use crate::job::Job;
 use crate::policy::State;
 use crate::sys::{self, Dir, Identity};
 
@@ -55,19 +54,6 @@ impl Layout {
             State::Failed => failed,
             State::Interrupted => interrupted,
             State::Scheduled => scheduled,
-        }
-    }
-
-    /// Gives the directory of a claim a name that is no claim's, and says which.
-    pub(crate) fn set_aside(&self, claim: &OsStr, job: &Job) -> io::Result<OsString> {
-        let processing = self.dir(State::Processing);
-        let mut number = 1;
-        loop {
-            let aside = job.set_aside_entry(number);
-            match processing.rename(claim, processing, &aside) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-                moved => return moved.map(|()| aside),
-            }
         }
     }
 

@@ -35,9 +35,6 @@ fn slow_poll() -> Duration {
     SLOW_POLL
 }
 
-/// How many verdicts that the disk does not take a process may have and go on claiming.
-const MOST_UNSETTLED: usize = 8;
-
 /// How many looks in a row must find nothing before a job is said to be nowhere: it may move between two of them.
 const LOOKS: usize = 3;
 
@@ -425,7 +422,7 @@ impl Queue {
     /// Who has many verdicts that the disk does not take is given no more jobs: each would be done, and end interrupted if
     /// this process died.
     fn settle_first(shared: &Shared) -> Result<()> {
-        if shared.unsettled() < MOST_UNSETTLED {
+        if !shared.has_many_unsettled() {
             return Ok(());
         }
         match shared.settle_again() {

@@ -111,8 +111,7 @@ impl Recovery<'_> {
                     && dir.is_file(claim.job.claimed_name()).is_ok_and(|is_file| !is_file)
                     && self.is_queued(&claim.job) =>
             {
-                // It is in the way of the job's next claim.
-                self.layout.set_aside(&claim.name, &claim.job).at(path)?;
+                self.set_aside(claim).at(path)?;
             }
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
                 let dir = dir.path().display();
@@ -127,6 +126,18 @@ impl Recovery<'_> {
 
     fn is_queued(&self, job: &Job) -> bool {
         self.layout.dir(State::Queued).is_file(&job.entry()).unwrap_or(false)
+    }
+
+    /// Gives a leftover of this process's own, which is in the way of the job's next claim, a name that is no claim's.
+    fn set_aside(&self, claim: &Found) -> io::Result<()> {
+        let mut number = 1;
+        loop {
+            let aside = claim.job.set_aside_entry(number);
+            match self.processing().rename(&claim.name, self.processing(), &aside) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                moved => return moved,
+            }
+        }
     }
 
     /// Moves the job's file and nothing else.

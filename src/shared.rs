@@ -96,6 +96,12 @@ struct Entry {
 /// How many things are told once of a queue. A directory of a million strangers must not fill the log and the memory.
 const MOST_TOLD: usize = 1000;
 
+/// How many verdicts that the disk does not take a process may have and go on claiming.
+const MOST_UNSETTLED: usize = 8;
+
+/// How many it may have for which there is something in the way: each keeps a descriptor.
+const MOST_TAKEN: usize = 256;
+
 impl Shared {
     /// What this process shares of the queue at `base`. Directories that are missing there are made.
     pub(crate) fn of(base: &Path) -> Result<Arc<Self>> {
@@ -243,9 +249,11 @@ impl Shared {
         (settled, failed)
     }
 
-    /// How many verdicts the disk did not take yet.
-    pub(crate) fn unsettled(&self) -> usize {
-        locked(&self.unsettled).len()
+    /// Whether so many verdicts were not taken yet that there should not be more.
+    pub(crate) fn has_many_unsettled(&self) -> bool {
+        let unsettled = locked(&self.unsettled);
+        let taken = unsettled.iter().filter(|verdict| verdict.is_taken).count();
+        taken >= MOST_TAKEN || unsettled.len() - taken >= MOST_UNSETTLED
     }
 
     /// Something that a person should know of, each time.
