@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from conftest import quick_directory
-from helpers import ID, STATES, everything, lay_down, new_id
+from helpers import ID, STATES, everything, lay_down, new_id, until
 from pacchettino import Pacchettino
 from scenarios import CONTENT, SCENARIOS, Course, Place, check_after_deaths, opener, recovered, undisturbed
 from syscalls import DEATH, Fate, Tell, needs_traps, trap
@@ -66,8 +66,17 @@ class Disk:
         os.close(directory)
 
     def start(self) -> None:
+        """Mount it anew. While another mount namespace still has it, it stays as it was cut off."""
+        until(self._is_started)
+
+    def _is_started(self) -> bool:
         run(["umount", str(self.mounted)])
         self._mount()
+        try:
+            (self.mounted / "started").touch()
+        except OSError:
+            return False
+        return True
 
     def remove(self) -> None:
         run(["umount", str(self.mounted)])
