@@ -98,7 +98,7 @@ fn lock_new(layout: &Layout, token: Token) -> Result<Option<Private>> {
     let path = || layout.tmp.path().join(&unborn);
     let mut taken_away = false;
     let file = Private::open(|| {
-        let file = layout.tmp.create_file(&unborn).at(path)?;
+        let file = layout.tmp.create_lock_file(&unborn).at(path)?;
         step!("owner: made");
         let named = match sys::try_lock(&file) {
             Ok(true) => {

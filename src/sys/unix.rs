@@ -94,7 +94,17 @@ impl Dir {
 
     /// Makes a file that was not there, for writing.
     pub(crate) fn create_file(&self, name: &OsStr) -> io::Result<File> {
-        open(self, name, OPEN | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)
+        self.create(name, OFlag::O_WRONLY)
+    }
+
+    /// Makes a file that was not there, to be locked. Open for reading only: who writes to a file keeps its filesystem
+    /// from being made read-only, and a lock is held as long as its process lives.
+    pub(crate) fn create_lock_file(&self, name: &OsStr) -> io::Result<File> {
+        self.create(name, OFlag::O_RDONLY)
+    }
+
+    fn create(&self, name: &OsStr, access: OFlag) -> io::Result<File> {
+        open(self, name, OPEN | access | OFlag::O_CREAT | OFlag::O_EXCL)
     }
 
     /// Opens a file for reading; a link in its place is an error (`ELOOP`).

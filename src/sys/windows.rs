@@ -144,6 +144,11 @@ impl Dir {
         self.open_entry(&wide(name)?, access, FILE_SHARE_NONE, FILE_CREATE, options)
     }
 
+    /// Makes a file that was not there, to be locked.
+    pub(crate) fn create_lock_file(&self, name: &OsStr) -> io::Result<File> {
+        self.create_file(name)
+    }
+
     /// Opens a file for reading; a link in its place is an error (`ERROR_CANT_RESOLVE_FILENAME`).
     pub(crate) fn open_file(&self, name: &OsStr) -> io::Result<File> {
         let name = wide(name)?;
