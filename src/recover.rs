@@ -151,8 +151,10 @@ impl Recovery<'_> {
         };
         step!("recover: looked");
         let interrupted = self.layout.dir(State::Interrupted);
-        let (done, fate) = if self.keep.keeps(State::Interrupted) {
-            (dir.rename(file, interrupted, &claim.job.entry()), "it is kept in interrupted/")
+        let entry = claim.job.entry();
+        let keeps = self.keep.keeps(State::Interrupted);
+        let (done, fate) = if keeps {
+            (dir.rename(file, interrupted, &entry), "it is kept in interrupted/")
         } else {
             (dir.remove_file(file), "it is deleted, as the keep policy says")
         };
@@ -166,7 +168,7 @@ impl Recovery<'_> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.shared.tell_once(already_there(&path(), State::Interrupted));
             }
-            Err(error) => return Err(error).at(path),
+            Err(error) => return Err(error).at(|| if keeps { interrupted.path().join(&entry) } else { path() }),
         }
         Ok(())
     }
@@ -199,23 +201,29 @@ pub(crate) fn promote(shared: &Shared, schedule: &mut Schedule, durable: bool) -
         })
         .at(|| scheduled.path().into())?;
     due_now.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-    let mut moved = false;
+    let (mut moved, mut left_one) = (false, false);
     for (name, job) in due_now {
         step!("promote: listed");
         match scheduled.rename(&name, queued, &job.entry()) {
             Ok(()) => moved = true,
-            Err(error) if error.kind() == io::ErrorKind::NotFound || sys::is_busy(&error) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if sys::is_busy(&error) => left_one = true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                left_one = true;
                 let path = scheduled.path().join(&name);
                 shared.tell_once(already_there(&path, State::Queued));
             }
-            Err(error) => moved |= shared.tell_failed(&failed(error, scheduled, &name)),
+            Err(error) => {
+                left_one = true;
+                shared.tell_failed(&failed(error, scheduled, &name));
+            }
         }
     }
     if moved && durable {
         queued.sync().at(|| queued.path().into())?;
     }
-    *schedule = Schedule { next_due, unchanged_since };
+    // What could not be moved is tried again, though nothing will change here when it can be.
+    *schedule = Schedule { next_due, unchanged_since: unchanged_since.filter(|_| !left_one) };
     Ok(moved)
 }
 
