@@ -131,6 +131,16 @@ impl Error {
         self.kind() == Some(io::ErrorKind::NotFound)
     }
 
+    /// What the failures of many jobs have in common: the storage that refuses, or the directory. It is told once for all.
+    pub(crate) fn cause(&self) -> String {
+        use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        match (self.kind(), self.path().and_then(Path::parent)) {
+            (Some(kind @ (QuotaExceeded | ReadOnlyFilesystem | StorageFull)), _) => kind.to_string(),
+            (Some(kind), Some(dir)) => format!("{}: {kind}", dir.display()),
+            _ => self.to_string(),
+        }
+    }
+
     pub(crate) fn too_long(length: usize) -> Self {
         Self::Name {
             what: format!("the file name has {length} bytes; the longest that can be sent has {LONGEST_NAME}"),

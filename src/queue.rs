@@ -121,11 +121,12 @@ impl Faults {
         }
     }
 
-    /// There was none.
+    /// There was none. What all of them met alike is told by the last.
     fn end<T>(mut self, shared: &Shared) -> Result<Option<T>> {
-        let last = self.0.pop();
+        let Some(last) = self.0.pop() else { return Ok(None) };
+        self.0.retain(|fault| fault.cause() != last.cause());
         self.forgive(shared);
-        last.map_or(Ok(None), Err)
+        Err(last)
     }
 }
 
@@ -314,6 +315,7 @@ impl Queue {
     ) -> Result<Option<Claim>> {
         let waits = timeout != Some(Duration::ZERO);
         let deadline = timeout.map_or(Deadline::NEVER, Deadline::after);
+        let mut rest = POLL;
         loop {
             if !go_on() {
                 return Err(Error::Stopped);
@@ -324,6 +326,7 @@ impl Queue {
                 Ok(Look::Claimed(claim)) => return Ok(Some(claim)),
                 Ok(Look::Nothing(_)) if is_last => return Ok(None),
                 Ok(Look::Nothing(nothing)) => {
+                    rest = POLL;
                     let poll = if nothing.watched { slow_poll() } else { POLL };
                     let due = nothing.next_due.map_or(Duration::MAX, Due::remaining);
                     (Some(nothing), Deadline::after(poll.min(due)))
@@ -331,8 +334,10 @@ impl Queue {
                 Err(Error::Closed) if waits => return Ok(None),
                 Err(error) if is_last || !error.is_passing() => return Err(error),
                 Err(error) => {
-                    self.tell_once(format!("{error}; waiting goes on"));
-                    (None, Deadline::after(POLL))
+                    self.tell_waiting(&error);
+                    let until = Deadline::after(rest);
+                    rest = SLOW_POLL.min(rest * 2); // each look may cost more than one that finds nothing
+                    (None, until)
                 }
             };
             let until = until.or_earlier(deadline);
@@ -369,7 +374,7 @@ impl Queue {
         step!("look: armed");
         let seen = shared.wait.generation();
         step!("look: noted");
-        self.care_in_passing(shared)?;
+        self.care_in_passing(shared);
         let mut cared = false;
         let mut readings = shared.listing(order).readings;
         loop {
@@ -447,9 +452,10 @@ impl Queue {
         Ok(true)
     }
 
-    fn tell_once(&self, text: String) {
+    /// Nothing can be claimed: that is told once, whatever job it was noticed by.
+    fn tell_waiting(&self, error: &Error) {
         if let Some(shared) = self.shared.load().as_ref().filter(|shared| shared.is_ours()) {
-            shared.tell_once(Notice::new(text));
+            shared.tell_once_for(error.cause(), Notice::new(format!("{error}; waiting goes on")));
         }
     }
 
@@ -475,7 +481,7 @@ impl Queue {
             Err(Error::Closed) => return Ok(None),
             shared => shared?,
         };
-        self.care_in_passing(&shared)?;
+        self.care_in_passing(&shared);
         Self::settle_first(&shared)?;
         loop {
             if pass.listing.is_stale() {
@@ -665,12 +671,13 @@ impl Queue {
         Ok(changed | recover::promote(shared, &mut care.schedule, self.durable())?)
     }
 
-    /// The same for who always finds a job: now and then, and when one is due.
-    fn care_in_passing(&self, shared: &Shared) -> Result<()> {
-        if locked(&shared.care).is_wanted(SLOW_POLL) {
-            self.care(shared, SLOW_POLL)?;
+    /// The same for who always finds a job: now and then, and when one is due. What fails here keeps nobody from the jobs
+    /// that can be claimed.
+    fn care_in_passing(&self, shared: &Shared) {
+        let wanted = locked(&shared.care).is_wanted(SLOW_POLL);
+        if let Some(error) = wanted.then(|| self.care(shared, SLOW_POLL).err()).flatten() {
+            shared.tell_failed(&error);
         }
-        Ok(())
     }
 
     /// What this process shares of the queue, opened anew where the path leads elsewhere by now, or after a fork.

@@ -32,7 +32,7 @@ use crate::wait::{Wait, locked};
 static OPEN: PerProcess<Mutex<HashMap<Identity, Weak<Shared>>>> = PerProcess::new(Mutex::default);
 
 /// What was told of each queue and need not be told again.
-static TOLD: PerProcess<Mutex<HashMap<Identity, HashSet<Notice>>>> = PerProcess::new(Mutex::default);
+static TOLD: PerProcess<Mutex<HashMap<Identity, HashSet<String>>>> = PerProcess::new(Mutex::default);
 
 pub(crate) struct Shared {
     layout: ArcSwap<Layout>,
@@ -263,13 +263,18 @@ impl Shared {
 
     /// Something that a person should know of, once in this process.
     pub(crate) fn tell_once(&self, notice: Notice) {
+        self.tell_once_for(notice.text.clone(), notice);
+    }
+
+    /// The same for many things that have one cause: the first of them is told.
+    pub(crate) fn tell_once_for(&self, cause: String, notice: Notice) {
         let mut told = locked(TOLD.get());
         let told = told.entry(self.identity).or_default();
         if told.len() > MOST_TOLD {
             self.told_all.store(true, Ordering::Relaxed);
             return;
         }
-        if !told.insert(notice.clone()) {
+        if !told.insert(cause) {
             return;
         }
         self.tell(notice);
@@ -278,9 +283,9 @@ impl Shared {
         }
     }
 
-    /// Something that can't be done to one job, told once; no success.
+    /// Something that can't be done to one job, told once for all that meet the same; no success.
     pub(crate) fn tell_failed(&self, error: &Error) -> bool {
-        self.tell_once(Notice::new(error.to_string()));
+        self.tell_once_for(error.cause(), Notice::new(error.to_string()));
         false
     }
 
