@@ -1,6 +1,5 @@
 """Fixtures and helpers for all tests."""
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from helpers import Clock
+from helpers import Clock, bind_by_modes
 from pacchettino import Pacchettino
 
 pytest.register_assert_rewrite("scenarios", "syscalls")
@@ -130,17 +129,12 @@ def umask() -> Iterator[Callable[[int], int]]:
 @pytest.fixture
 def mode_bound() -> Iterator[None]:
     """File modes bind this thread, root's as well: what root may do beyond them is given up for the test."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of capget(2), this thread
-    capabilities = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, and their upper halves
-    if libc.capget(header, capabilities) != 0:
-        pytest.skip("NOT TESTED: the capabilities of this thread can't be read")
-    before = capabilities[0]
-    capabilities[0] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-    assert libc.capset(header, capabilities) == 0
+    try:
+        release = bind_by_modes()
+    except PermissionError as error:
+        pytest.skip(f"NOT TESTED: {error}")
     yield
-    capabilities[0] = before
-    assert libc.capset(header, capabilities) == 0
+    release()
 
 
 # Tests that do not say how many examples they want draw the same few in each run; `make torture` draws many more, and
