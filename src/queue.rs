@@ -366,9 +366,9 @@ impl Queue {
     fn look(&self, shared: &Arc<Shared>, kinds: Kinds, order: Order, waits: bool) -> Result<Look> {
         let watched = waits
             && shared.wait.arm(&shared.layout()).unwrap_or_else(|error| {
-                shared.tell_once(Notice::new(format!(
-                    "inotify: {error} (see /proc/sys/fs/inotify/ for the limits); looking every {POLL:?} instead"
-                )));
+                let is_limit = error.kind() != std::io::ErrorKind::PermissionDenied;
+                let hint = if is_limit { " (see /proc/sys/fs/inotify/ for the limits)" } else { "" };
+                shared.tell_once(Notice::new(format!("inotify: {error}{hint}; looking every {POLL:?} instead")));
                 false
             });
         step!("look: armed");
@@ -455,7 +455,7 @@ impl Queue {
     /// Nothing can be claimed: that is told once, whatever job it was noticed by.
     fn tell_waiting(&self, error: &Error) {
         if let Some(shared) = self.shared.load().as_ref().filter(|shared| shared.is_ours()) {
-            shared.tell_once_for(error.cause(), Notice::new(format!("{error}; waiting goes on")));
+            shared.tell_trouble(error, Notice::new(format!("{error}; waiting goes on")));
         }
     }
 

@@ -32,7 +32,15 @@ use crate::wait::{Wait, locked};
 static OPEN: PerProcess<Mutex<HashMap<Identity, Weak<Shared>>>> = PerProcess::new(Mutex::default);
 
 /// What was told of each queue and need not be told again.
-static TOLD: PerProcess<Mutex<HashMap<Identity, HashSet<String>>>> = PerProcess::new(Mutex::default);
+static TOLD: PerProcess<Mutex<HashMap<Identity, Told>>> = PerProcess::new(Mutex::default);
+
+#[derive(Default)]
+struct Told {
+    /// In these words.
+    once: HashSet<String>,
+    /// By their causes, and when each was last met.
+    troubles: HashMap<String, Instant>,
+}
 
 pub(crate) struct Shared {
     layout: ArcSwap<Layout>,
@@ -95,6 +103,13 @@ struct Entry {
 
 /// How many things are told once of a queue. A directory of a million strangers must not fill the log and the memory.
 const MOST_TOLD: usize = 1000;
+
+/// For how long a trouble must not have been met to be over.
+fn over_after() -> Duration {
+    #[cfg(feature = "failpoints")]
+    fail::fail_point!("tell: troubles are over at once", |_| Duration::ZERO);
+    Duration::from_secs(60)
+}
 
 /// How many verdicts that the disk does not take a process may have and go on claiming.
 const MOST_UNSETTLED: usize = 8;
@@ -263,29 +278,35 @@ impl Shared {
 
     /// Something that a person should know of, once in this process.
     pub(crate) fn tell_once(&self, notice: Notice) {
-        self.tell_once_for(notice.text.clone(), notice);
-    }
-
-    /// The same for many things that have one cause: the first of them is told.
-    pub(crate) fn tell_once_for(&self, cause: String, notice: Notice) {
         let mut told = locked(TOLD.get());
-        let told = told.entry(self.identity).or_default();
-        if told.len() > MOST_TOLD {
+        let once = &mut told.entry(self.identity).or_default().once;
+        if once.len() > MOST_TOLD {
             self.told_all.store(true, Ordering::Relaxed);
             return;
         }
-        if !told.insert(cause) {
+        if !once.insert(notice.text.clone()) {
             return;
         }
         self.tell(notice);
-        if told.len() > MOST_TOLD {
+        if once.len() > MOST_TOLD {
             self.tell(Notice::new("more of that kind is not told any more"));
         }
     }
 
-    /// Something that can't be done to one job, told once for all that meet the same; no success.
+    /// Something that can't be done, told once for all that meet the same, and again when it was over for a while.
+    pub(crate) fn tell_trouble(&self, error: &Error, notice: Notice) {
+        let now = Instant::now();
+        let mut told = locked(TOLD.get());
+        let troubles = &mut told.entry(self.identity).or_default().troubles;
+        troubles.retain(|_, met| now.duration_since(*met) < over_after());
+        if troubles.insert(error.cause(), now).is_none() {
+            self.tell(notice);
+        }
+    }
+
+    /// Such a thing of one job, which is no success.
     pub(crate) fn tell_failed(&self, error: &Error) -> bool {
-        self.tell_once_for(error.cause(), Notice::new(error.to_string()));
+        self.tell_trouble(error, Notice::new(error.to_string()));
         false
     }
 

@@ -920,3 +920,19 @@ fn a_link_in_place_of_a_file_that_is_moved_across_filesystems_is_not_followed() 
 fn world_job(number: u8) -> Job {
     Job::parse(OsStr::new(&format!("raw-01a227f2-b0d6-7000-826e-93b281bc7b{number:02x}"))).unwrap()
 }
+
+#[test]
+fn a_trouble_is_told_once_and_again_when_it_was_over_for_a_while() {
+    let world = World::new();
+    let base = world.path("queue");
+    let queue = open(&base);
+    fs::rename(&base, world.path("away")).unwrap();
+    let told = || {
+        let nothing = queue.claim(Kinds::ANY, Order::Fifo, Some(Duration::from_millis(1)), Duration::MAX, || true);
+        assert!(nothing.is_err());
+        queue.take_notices().len()
+    };
+    assert_eq!((told(), told()), (1, 0));
+    fail::cfg("tell: troubles are over at once", "return").unwrap();
+    assert_eq!((told(), told()), (1, 1));
+}
