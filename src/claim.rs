@@ -15,14 +15,15 @@
 //! The job is reached through the handle of the directory that was made here, never by the directory's name again: so
 //! whoever removes or replaces that name can't lead the job astray.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{At, Error, Result};
-use crate::job::Job;
+use crate::job::{Job, Token};
 use crate::layout::{self, Layout};
 use crate::notice::Notice;
 use crate::owner::{CrashDetection, Owner};
@@ -52,7 +53,9 @@ impl Claim {
         step!("claim: entered");
         let layout = shared.layout();
         let name = job.claim_entry(owner.name());
-        let dir = match move_in(&layout, &job, &name) {
+        // A file job's path is handed to its handler; a power cut may undo the rename of a directory and not that of a file.
+        let reuse = owner.token().filter(|_| job.name().is_none() && !terms.durable);
+        let dir = match move_in(shared, &layout, &job, &name, reuse) {
             Ok(Attempt::Won(dir)) => dir,
             Ok(Attempt::Blocked) => {
                 shared.leave_quietly(&job);
@@ -65,13 +68,18 @@ impl Claim {
         };
         let held = Held {
             shared: Arc::clone(shared),
-            base: Arc::clone(terms.base),
+            location: Arc::new(Location {
+                base: Arc::clone(terms.base),
+                name,
+                file: job.claimed_name().to_owned(),
+                is_told: AtomicBool::new(false),
+            }),
             job,
-            name,
             dir,
             keep: terms.keep,
             durable: terms.durable,
             moved: false,
+            reuse,
             _owner: owner,
         };
         let claim = Self { held: Some(held) };
@@ -116,7 +124,12 @@ impl Claim {
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
     pub fn path(&self) -> Result<PathBuf> {
-        Ok(self.held()?.path())
+        self.location().map(|location| location.tell())
+    }
+
+    /// The same for later, whatever becomes of the claim.
+    pub(crate) fn location(&self) -> Result<Arc<Location>> {
+        Ok(Arc::clone(&self.held()?.location))
     }
 
     /// Opens its file. A link that somebody put in its place is an error.
@@ -181,6 +194,7 @@ impl Claim {
         }
         let settled = held.settle(outcome);
         settled.map_err(|source| {
+            held.reuse = None;
             let is_taken = is_taken(&source);
             Arc::clone(&held.shared).keep_unsettled(Unsettled { held, outcome, is_taken });
             Error::Unsettled { source: source.into() }
@@ -210,24 +224,30 @@ pub(crate) enum Attempt<T> {
     Blocked,
 }
 
-/// Moves a job's file into a directory made for it.
-fn move_in(layout: &Layout, job: &Job, name: &OsString) -> Result<Attempt<Dir>> {
+/// Moves a job's file into a directory of its own.
+fn move_in(
+    shared: &Shared,
+    layout: &Layout,
+    job: &Job,
+    name: &OsStr,
+    reuse: Option<Token>,
+) -> Result<Attempt<Arc<Dir>>> {
     let (queued, processing) = (layout.dir(State::Queued), layout.dir(State::Processing));
-    match processing.make_dir(name) {
+    let dir = match make(shared, processing, name, reuse) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(Attempt::Blocked),
+        // Somebody took it for a dead owner's, and removed it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && processing.is_linked().unwrap_or(true) => {
+            return Ok(Attempt::Blocked);
+        }
         made => made.at(|| processing.path().join(name))?,
-    }
-    step!("claim: made");
-    let taken = processing.open_dir(name).and_then(|dir| {
-        step!("claim: opened");
-        queued.rename(&job.entry(), &dir, job.claimed_name())?;
-        Ok(dir)
-    });
+    };
+    step!("claim: opened");
+    let taken = queued.rename(&job.entry(), &dir, job.claimed_name());
     step!("claim: taken");
-    if taken.is_err() {
+    if taken.is_err() && !reuse.is_some_and(|token| shared.spares.give_back(token, processing, name, &dir)) {
         _ = processing.remove_dir(name); // what stays is empty, and recovery's
     }
-    match taken {
+    match taken.map(|()| dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && queued.is_linked().unwrap_or(true) => {
             Ok(Attempt::Lost)
         }
@@ -236,26 +256,63 @@ fn move_in(layout: &Layout, job: &Job, name: &OsString) -> Result<Attempt<Dir>> 
     }
 }
 
+/// Makes the directory of a claim, or takes one that waits for its next job.
+fn make(shared: &Shared, processing: &Dir, name: &OsStr, reuse: Option<Token>) -> io::Result<Arc<Dir>> {
+    if let Some(token) = reuse
+        && let Some(dir) = shared.spares.take(token, processing, name)?
+    {
+        return Ok(dir);
+    }
+    processing.make_dir(name)?;
+    step!("claim: made");
+    processing.open_dir(name).map(Arc::new).inspect_err(|_| _ = processing.remove_dir(name))
+}
+
+/// Where a claimed job's file is until it is settled.
+pub(crate) struct Location {
+    /// The queue's directory, as its user calls it.
+    base: Arc<Path>,
+    /// The claim's directory in `processing/`.
+    name: OsString,
+    file: OsString,
+    is_told: AtomicBool,
+}
+
+impl Location {
+    /// The path, which somebody knows from then on.
+    pub(crate) fn tell(&self) -> PathBuf {
+        self.is_told.store(true, Ordering::Relaxed);
+        self.path()
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir().join(&self.file)
+    }
+
+    fn dir(&self) -> PathBuf {
+        layout::state_path(&self.base, State::Processing).join(&self.name)
+    }
+}
+
 /// What is held of a claimed job.
 pub(crate) struct Held {
     shared: Arc<Shared>,
-    /// The queue's directory, as its user calls it.
-    base: Arc<Path>,
     job: Job,
-    /// The claim's directory in `processing/`.
-    name: OsString,
-    dir: Dir,
+    location: Arc<Location>,
+    dir: Arc<Dir>,
     keep: KeepPolicy,
     durable: bool,
     /// The job's file is where the verdict says; only the directory is left to be tidied up.
     moved: bool,
+    /// Under which token the directory may be another claim's afterwards, if nothing happens that forbids it.
+    reuse: Option<Token>,
     /// Held so that the lock file outlives the claim.
     _owner: Owner,
 }
 
 impl Held {
     fn path(&self) -> PathBuf {
-        layout::state_path(&self.base, State::Processing).join(&self.name).join(self.job.claimed_name())
+        self.location.path()
     }
 
     /// Moves the job's file to where the verdict says and takes the claim away. Can be called again where it failed.
@@ -277,7 +334,10 @@ impl Held {
                 None => self.dir.remove_file(file).at(|| self.path()),
             };
             match done {
-                Err(_) if self.has_lost_its_file() => self.tell_gone(),
+                Err(_) if self.has_lost_its_file() => {
+                    self.reuse = None; // somebody knows it
+                    self.tell_gone();
+                }
                 done => done?,
             }
             self.moved = true;
@@ -289,12 +349,8 @@ impl Held {
             target.sync().at(|| target.path().into())?;
         }
         step!("settle: flushed");
-        let path = || processing.path().join(&self.name);
-        match processing.remove_dir(&self.name) {
-            // Gone, or something else in its place, which is none of the queue's.
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => self.tell_more(),
-            removed => removed.at(path)?,
+        if !self.give_back(processing) {
+            self.remove(processing)?;
         }
         if self.durable && target.is_none() {
             processing.sync().at(|| processing.path().into())?;
@@ -304,16 +360,36 @@ impl Held {
         Ok(())
     }
 
+    /// Leaves the directory to the next claim, where rule 11 lets it.
+    fn give_back(&self, processing: &Dir) -> bool {
+        match self.reuse {
+            Some(token) if !self.location.is_told.load(Ordering::Relaxed) => {
+                self.shared.spares.give_back(token, processing, &self.location.name, &self.dir)
+            }
+            _ => false,
+        }
+    }
+
+    fn remove(&self, processing: &Dir) -> Result<()> {
+        match processing.remove_dir(&self.location.name) {
+            // Gone, or something else in its place, which is none of the queue's.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => self.tell_more(),
+            removed => removed.at(|| processing.path().join(&self.location.name))?,
+        }
+        Ok(())
+    }
+
     /// Opens again what somebody closed in this process. The claim's directory is the same or none: others may have taken
     /// the job meanwhile, since who closes all closes the lock file too.
     fn reopen(&mut self) -> Result<Arc<Layout>> {
-        let layout = self.shared.intact_layout(&self.base)?;
+        let layout = self.shared.intact_layout(&self.location.base)?;
         if self.moved {
             return Ok(layout);
         }
         let path = || self.dir.path().to_owned();
-        match layout.dir(State::Processing).open_dir(&self.name) {
-            Ok(again) if again.identity().at(path)? == self.dir.identity().at(path)? => self.dir = again,
+        match layout.dir(State::Processing).open_dir(&self.location.name) {
+            Ok(again) if again.identity().at(path)? == self.dir.identity().at(path)? => self.dir = Arc::new(again),
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).at(path),
             _ => {
                 self.tell_gone();
@@ -336,7 +412,9 @@ impl Held {
     }
 
     fn tell_more(&self) {
-        let (id, dir) = (self.job.id(), self.dir.path().display());
+        let id = self.job.id();
+        let dir = self.location.dir();
+        let dir = dir.display();
         self.shared.tell(Notice::new(format!("job {id}: files were put beside the job's; they are kept in {dir}")));
     }
 }

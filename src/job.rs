@@ -271,6 +271,21 @@ impl Token {
         os_str(&self.0)
     }
 
+    /// The name of a directory that waits to be a claim's again, in `processing/`.
+    pub(crate) fn spare(&self, number: u64) -> OsString {
+        let mut name = OsString::from("spare-");
+        name.push(self.as_os_str());
+        _ = write!(name, "-{number}"); // writing to a string can't fail
+        name
+    }
+
+    /// Whose directory that is, if it is one.
+    pub(crate) fn parse_spare(entry: &OsStr) -> Option<Self> {
+        let (token, number) = entry.as_encoded_bytes().strip_prefix(b"spare-")?.split_at_checked(TOKEN_LENGTH)?;
+        let is_numbered = matches!(number, [b'-', digits @ ..] if digits.iter().all(u8::is_ascii_digit));
+        Self::parse(token).filter(|_| is_numbered)
+    }
+
     /// The lock file's name until it is locked, in `tmp/`.
     pub(crate) fn unborn(&self) -> OsString {
         let mut name = OsString::from("owner-");

@@ -59,6 +59,7 @@ mod publish;
 mod queue;
 mod recover;
 mod shared;
+mod spare;
 mod sys;
 mod wait;
 

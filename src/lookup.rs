@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::error::{At, Result};
-use crate::job::{self, Due, Job, JobRef, OwnerName};
+use crate::job::{self, Due, Job, JobRef, OwnerName, Token};
 use crate::policy::{KeepPolicy, State};
 use crate::shared::Shared;
 use crate::sys::Reading;
@@ -57,6 +57,7 @@ pub(crate) fn visit_jobs(
             Some((job, ..)) if !filter(&job) => {}
             Some((job, _, Some(owner))) => claims.push((name.to_owned(), job, owner)),
             Some((job, due, None)) if dir.may_be_file((name, kind)) => visit(job, due, None),
+            _ if state == State::Processing && Token::parse_spare(name).is_some() => {}
             _ => shared.tell_stranger(dir, name),
         }
     })

@@ -39,6 +39,13 @@ impl Owner {
         }
     }
 
+    pub(crate) fn token(&self) -> Option<Token> {
+        match self {
+            Self::Pid(_) => None,
+            Self::Token(lock) => Some(lock.token),
+        }
+    }
+
     /// Whether it says that this process is alive.
     pub(crate) fn is_good(&self) -> bool {
         match self {

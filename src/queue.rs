@@ -393,6 +393,7 @@ impl Queue {
                     continue;
                 }
             }
+            shared.remove_spares();
             let next_due = locked(&shared.care).schedule.next_due;
             step!("look: found nothing");
             return Ok(Look::Nothing(Nothing { shared: Arc::clone(shared), seen, watched, next_due }));
@@ -490,6 +491,7 @@ impl Queue {
                 pass.listing.keep_only(later);
             }
             let Some(job) = pass.listing.next(pass.kinds, pass.order) else {
+                shared.remove_spares();
                 return std::mem::take(&mut pass.faults).end(&shared);
             };
             match Claim::take(&shared, job, &self.terms()) {

@@ -29,13 +29,14 @@ const UNBORN: Duration = Duration::from_secs(60);
 pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Result<bool> {
     let layout = shared.layout();
     let processing = layout.dir(State::Processing);
-    let mut claims = Vec::new();
+    let (mut claims, mut spares) = (Vec::new(), Vec::new());
     processing
         .list(Reading::AtOnce, |(name, kind)| {
             let is_dir = matches!(kind, None | Some(FileKind::Directory));
-            match job::parse_claim(name).filter(|_| is_dir) {
-                Some((job, owner)) => claims.push(Found { name: name.to_owned(), job, owner }),
-                None => shared.tell_stranger(processing, name),
+            match (job::parse_claim(name).filter(|_| is_dir), Token::parse_spare(name).filter(|_| is_dir)) {
+                (Some((job, owner)), _) => claims.push(Found { name: name.to_owned(), job, owner }),
+                (None, Some(token)) => spares.push((name.to_owned(), OwnerName::Token(token))),
+                (None, None) => shared.tell_stranger(processing, name),
             }
         })
         .at(|| processing.path().into())?;
@@ -44,6 +45,15 @@ pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Resul
     for claim in &claims {
         // One that can't be recovered (another user's, perhaps) keeps nobody from the others.
         recovered |= recovery.recover_if_dead(claim).unwrap_or_else(|error| shared.tell_failed(&error));
+    }
+    for (name, owner) in spares {
+        let is_dead = !shared.table().is_own(owner) && !owner::is_alive(owner, &layout);
+        if is_dead
+            && let Err(error) = processing.remove_dir(&name)
+            && error.kind() == io::ErrorKind::DirectoryNotEmpty
+        {
+            shared.tell_stranger(processing, &name);
+        }
     }
     if recovered && durable {
         let interrupted = layout.dir(State::Interrupted);

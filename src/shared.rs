@@ -25,6 +25,7 @@ use crate::listing::{Listing, Order};
 use crate::notice::Notice;
 use crate::owner::{CrashDetection, LockFile, Owner};
 use crate::policy::State;
+use crate::spare::Spares;
 use crate::sys::{self, Dir, Identity};
 use crate::wait::{Wait, locked};
 
@@ -49,6 +50,7 @@ pub(crate) struct Shared {
     table: Mutex<Table>,
     unsettled: Mutex<Vec<Unsettled>>,
     notices: Mutex<Vec<Notice>>,
+    pub(crate) spares: Spares,
     /// Whether so much was told once that no more of it is.
     told_all: AtomicBool,
     listings: [Mutex<Listing>; 2],
@@ -128,6 +130,7 @@ impl Shared {
             // Another of its directories may have been replaced, or somebody closed them.
             let known = shared.layout();
             if known.identities() != layout.identities() || !known.is_intact() {
+                shared.remove_spares();
                 shared.layout.store(Arc::new(layout));
                 shared.wait.disarm();
             }
@@ -140,6 +143,7 @@ impl Shared {
             table: Mutex::default(),
             unsettled: Mutex::default(),
             notices: Mutex::default(),
+            spares: Spares::default(),
             told_all: AtomicBool::new(false),
             listings: Default::default(),
             care: Mutex::default(),
@@ -233,6 +237,7 @@ impl Shared {
 
     /// Gives up the lock file, as at the end of the process. Claims that live hold it on; a later one makes another.
     pub(crate) fn release(&self) {
+        self.remove_spares();
         let lock = locked(&self.table).lock.take();
         drop(lock);
     }
@@ -242,6 +247,11 @@ impl Shared {
         let layout = self.layout();
         let queued = layout.dir(State::Queued);
         listing.read(queued, order, |name| self.tell_stranger(queued, name))
+    }
+
+    /// There is no job: no directory is kept for the next one.
+    pub(crate) fn remove_spares(&self) {
+        self.spares.remove(self.layout().dir(State::Processing));
     }
 
     pub(crate) fn keep_unsettled(&self, unsettled: Unsettled) {
@@ -326,6 +336,12 @@ impl Shared {
 
     pub(crate) fn has_notices(&self) -> bool {
         !locked(&self.notices).is_empty()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.remove_spares();
     }
 }
 

@@ -51,6 +51,12 @@ impl World {
         names
     }
 
+    /// Whether a claim's directory has something in it, but not its job.
+    fn is_left(&self, claim: &str) -> bool {
+        let left = self.names(&format!("processing/{claim}"));
+        !left.is_empty() && !left.contains(&"raw".into())
+    }
+
     /// The token under which this process claims.
     fn token(&self) -> String {
         self.names("owners").pop().expect("this process has a lock file")
@@ -481,19 +487,62 @@ fn rule_10_a_settle_that_fails_keeps_the_claim_and_the_verdict() {
     assert_eq!(world.names("processing"), [""; 0]);
 }
 
-#[test]
-fn rule_11_each_claim_has_a_directory_of_its_own() {
-    let world = World::new();
+/// Handles twenty jobs in a row, and says how many directories were made for them.
+fn directories_made(world: &World, queue: &Queue, send: impl Fn(), meanwhile: impl Fn(&Claim)) -> usize {
     let made = Arc::new(Mutex::new(0));
     let count = Arc::clone(&made);
     fail::cfg_callback("claim: made", move || *count.lock().unwrap() += 1).unwrap();
-    for number in 1..=20 {
-        world.send("work");
-        let held = claim(&world.queue).unwrap();
-        assert_eq!(*made.lock().unwrap(), number);
-        held.settle(Outcome::Success).unwrap();
-        assert_eq!(world.names("processing"), [""; 0], "who has no job shows none");
+    for _ in 0..20 {
+        send();
+        let held = claim(queue).unwrap();
+        meanwhile(&held);
+        _ = held.settle(Outcome::Success);
+        assert!(world.names("processing").iter().filter(|name| name.starts_with("spare-")).count() <= 1);
+        assert_eq!(queue.count(State::Processing).unwrap(), 0);
     }
+    assert!(claim(queue).is_none());
+    assert!(!world.names("processing").iter().any(|name| name.starts_with("spare-")), "who has no job shows none");
+    *made.lock().unwrap()
+}
+
+#[test]
+fn rule_11_a_directory_is_used_again_where_nobody_else_can_be_in_it() {
+    let world = World::new();
+    let send = || _ = world.send("work");
+    assert_eq!(directories_made(&world, &world.queue, send, |_| ()), 4);
+    assert_eq!(world.names("processing"), [""; 0]);
+    let handed_out = |held: &Claim| _ = held.path().unwrap();
+    assert_eq!(directories_made(&world, &world.queue, send, handed_out), 20);
+    let durable = Queue::open(world.home.path(), KeepPolicy::ALL, true, CrashDetection::LockFile).unwrap();
+    assert_eq!(directories_made(&world, &durable, send, |_| ()), 20);
+    world.queue.set_crash_detection(CrashDetection::Pid);
+    assert_eq!(directories_made(&world, &world.queue, send, |_| ()), 20);
+    world.queue.set_crash_detection(CrashDetection::LockFile);
+    assert_eq!(world.names("processing"), [""; 0]);
+
+    // Nobody told where it is, and still somebody puts something there, or takes the file.
+    let dir = || {
+        let names = world.names("processing");
+        world
+            .path("processing")
+            .join(names.iter().find(|name| name.starts_with("raw-") && !world.is_left(name)).unwrap())
+    };
+    assert_eq!(directories_made(&world, &world.queue, send, |_| fs::write(dir().join("more"), "theirs").unwrap()), 20);
+    assert_eq!(directories_made(&world, &world.queue, send, |_| fs::remove_file(dir().join("raw")).unwrap()), 20);
+}
+
+#[test]
+fn rule_11_a_directory_that_waits_goes_with_its_owner() {
+    let world = World::new();
+    let waiting = format!("spare-{FOREIGN}-7");
+    fs::create_dir(world.path("processing").join(&waiting)).unwrap();
+    let lock = fs::File::create(world.path("owners").join(FOREIGN)).unwrap();
+    lock.lock_exclusive().unwrap();
+    world.look();
+    assert_eq!(world.names("processing"), [waiting]);
+    drop(lock);
+    world.look();
+    assert_eq!(world.names("processing"), [""; 0]);
 }
 
 #[test]

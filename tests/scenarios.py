@@ -110,14 +110,16 @@ class Scenario:
 
     steps: Steps
     keep: KeepPolicy
+    durable: bool
+    """Durable queues make all the calls that others make and more, with the exception of what they must not do."""
 
 
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(keep: KeepPolicy = KeepPolicy.ALL) -> Callable[[Steps], Steps]:
+def scenario(keep: KeepPolicy = KeepPolicy.ALL, *, durable: bool = True) -> Callable[[Steps], Steps]:
     def register(steps: Steps) -> Steps:
-        SCENARIOS[steps.__name__] = Scenario(steps, keep)
+        SCENARIOS[steps.__name__] = Scenario(steps, keep, durable)
         return steps
 
     return register
@@ -314,6 +316,41 @@ def receive(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     tell("returned", "one", "two", "three")
 
 
+def several_in_a_row(queue: Pacchettino, tell: Tell) -> None:
+    """Handle so many jobs that directories of claims are used again; they are gone from where jobs are kept then."""
+    ids = queue.send_many([b""] * 6)
+    queue.on_data_received(lambda id, data: None)
+    for _ in ids:
+        queue.receive_one()
+    assert any((queue.base_dir / "processing").iterdir())
+    queue.cleanup()
+
+
+@scenario(durable=False)
+def receive_one_in_a_row(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    queue = open()
+    several_in_a_row(queue, tell)
+    lay_job(place, "queued/raw-{}")
+    lay_job(place, "queued/raw-{}", "two")
+    handle(queue, tell, Result.RETRY)
+    yield
+    queue.receive_one()
+    tell("returned", "one")
+    queue.receive_one()
+
+
+@scenario(KeepPolicy.NONE, durable=False)
+def receive_in_a_row(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    queue = open()
+    several_in_a_row(queue, tell)
+    for name in ("one", "two", "three"):
+        lay_job(place, "queued/raw-{}", name)
+    handle(queue, tell, Result.FAILED)
+    yield
+    queue.receive()
+    tell("returned", "one", "two", "three")
+
+
 @scenario()
 def a_wait_for_a_job(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     lay_job(place, "queued/raw-{}")
@@ -456,11 +493,12 @@ class Course:
         return self.seen[-1][job]
 
 
-def opener(scenario: Scenario, place: Place, *, durable: bool = True) -> Open:
+def opener(scenario: Scenario, place: Place, *, durable: bool | None = None) -> Open:
+    durable = scenario.durable if durable is None else durable
     return partial(Pacchettino, place.base, scenario.keep, durable=durable, fifo=True)
 
 
-def undisturbed(scenario: Scenario, place: Place, *, durable: bool = True) -> Course:
+def undisturbed(scenario: Scenario, place: Place, *, durable: bool | None = None) -> Course:
     seen: list[Where] = []
 
     def look(number: int, call: str) -> None:

@@ -107,6 +107,8 @@ class Account:
 
     def _read_gone(self, who: str) -> None:
         self.born.discard(who)
+        if who in self._died:
+            self._died[who] = self._line  # it may have begun with a job after it was to be killed
         if who in self._requeues:
             self._read_requeued(who, "0")
         if who in self._all_requeues:

@@ -80,6 +80,7 @@ def test_a_death_before_any_call_loses_nothing_and_repeats_nothing(name: str, ne
         check_after_deaths(place, SCENARIOS[name], course, facts)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in {"success", "recovery"} else pytest.mark.torture) for name in SCENARIOS],
@@ -204,6 +205,7 @@ def run(scenario: Scenario, place: Place, failing: int = 0, error: int = 0) -> E
     return ending
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("all_errors", [False, pytest.param(True, marks=pytest.mark.torture)], ids=["one", "all"])
 @every_scenario
 def test_a_call_that_fails_once_leaves_what_was_or_what_should_be_and_the_process_goes_on(

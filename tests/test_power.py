@@ -107,6 +107,14 @@ QUICK = {"a_first_send_data", "send_many", "success", "a_retry_later", "a_remova
 every_scenario = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.torture) for name in SCENARIOS]
 )
+durable_scenario = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.torture)
+        for name, scenario in SCENARIOS.items()
+        if scenario.durable
+    ],
+)
 every_cut = pytest.mark.parametrize("how", CUTS)
 
 
@@ -147,7 +155,7 @@ def cuts(
 
 
 @every_cut
-@every_scenario
+@durable_scenario
 def test_what_a_durable_queue_has_told_is_on_the_disk(name: str, how: str, disk: Disk, tmp_path: Path) -> None:
     for place, course, facts in cuts(name, disk, how, tmp_path, durable=True):
         check_after_deaths(place, SCENARIOS[name], course, facts)

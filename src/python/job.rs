@@ -1,9 +1,8 @@
 //! A claimed job, and jobs as a listing shows them.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -11,6 +10,7 @@ use pyo3::types::PyBytes;
 
 use super::detached::detached;
 use super::queue::due_after;
+use crate::claim::Location;
 use crate::error::Error;
 use crate::policy::Outcome;
 use crate::wait::locked;
@@ -21,7 +21,7 @@ use crate::{Job, queue};
 #[pyclass(frozen, module = "pacchettino._core")]
 pub(super) struct Claim {
     job: Job,
-    path: PathBuf,
+    location: Arc<Location>,
     unsettled: Mutex<Option<crate::Claim>>,
     generation: u64,
     /// Whether somebody has set about the job. Until then it can go back as if nothing had been.
@@ -32,7 +32,7 @@ impl Claim {
     pub(super) fn new(claim: crate::Claim) -> Result<Self, Error> {
         Ok(Self {
             job: claim.job()?.clone(),
-            path: claim.path()?,
+            location: claim.location()?,
             unsettled: Mutex::new(Some(claim)),
             generation: crate::fork::generation(),
             begun: AtomicBool::new(false),
@@ -74,7 +74,7 @@ impl Claim {
 
     #[getter]
     fn path(&self) -> OsString {
-        self.path.clone().into_os_string()
+        self.location.tell().into_os_string()
     }
 
     #[getter]

@@ -131,6 +131,26 @@ impl Dir {
         self.handle.file().sync_all()
     }
 
+    /// Whether it is seen to be empty. For one whose handle nobody else reads.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(crate) fn is_empty(&self) -> io::Result<bool> {
+        use std::io::{Seek, SeekFrom};
+
+        let mut file = self.handle.file();
+        file.seek(SeekFrom::Start(0))?;
+        let mut buffer = [0; 64];
+        let filled = getdents(file, &mut buffer)?;
+        let mut is_empty = true;
+        visit_entries(&buffer, filled, &mut |_| is_empty = false);
+        Ok(is_empty)
+    }
+
+    /// Elsewhere a directory is not asked, and so is none that can be used again.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    pub(crate) fn is_empty(&self) -> io::Result<bool> {
+        Ok(false)
+    }
+
     /// Visits its entries.
     pub(crate) fn list(&self, reading: Reading, mut visit: impl FnMut(Entry<'_>)) -> io::Result<()> {
         // A handle's read position is shared by all who use it, so each listing opens its own.
@@ -375,16 +395,22 @@ fn read_dir(dir: &File, reading: Reading, visit: &mut dyn FnMut(Entry<'_>)) -> i
         if filled == 0 {
             return Ok(());
         }
-        // SAFETY: the kernel filled that many bytes of the buffer, each of them initialized before as well.
-        let mut rest = unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), filled) };
-        // struct linux_dirent64 (getdents(2)): inode 8, offset 8, record length 2, type 1, name and NULs
-        while let (Some(length), Some(&kind)) = (rest.get(16..18), rest.get(18)) {
-            let (record, after) = rest.split_at(usize::from(u16::from_ne_bytes([length[0], length[1]])));
-            rest = after;
-            let name = &record[19..];
-            let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-            visit_entry(&name[..end], kind, visit);
-        }
+        visit_entries(&buffer, filled, visit);
+    }
+}
+
+/// Visits what [`getdents`] read.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn visit_entries(buffer: &[u64], filled: usize, visit: &mut dyn FnMut(Entry<'_>)) {
+    // SAFETY: the kernel filled that many bytes of the buffer, each of them initialized before as well.
+    let mut rest = unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), filled) };
+    // struct linux_dirent64 (getdents(2)): inode 8, offset 8, record length 2, type 1, name and NULs
+    while let (Some(length), Some(&kind)) = (rest.get(16..18), rest.get(18)) {
+        let (record, after) = rest.split_at(usize::from(u16::from_ne_bytes([length[0], length[1]])));
+        rest = after;
+        let name = &record[19..];
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        visit_entry(&name[..end], kind, visit);
     }
 }
 

@@ -202,6 +202,12 @@ impl Dir {
         open(FILE_ADD_FILE).or_else(|_| open(FILE_ADD_SUBDIRECTORY))?.sync_all()
     }
 
+    /// A directory that is open can't be renamed, and so is none that can be used again.
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "elsewhere it is asked")]
+    pub(crate) fn is_empty(&self) -> io::Result<bool> {
+        Ok(false)
+    }
+
     /// Visits its entries.
     pub(crate) fn list(&self, reading: Reading, mut visit: impl FnMut(Entry<'_>)) -> io::Result<()> {
         /// Bytes. Servers may refuse more at a time than the former; the latter holds some five thousand entries.
