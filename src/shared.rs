@@ -160,8 +160,8 @@ impl Shared {
         self.generation == fork::generation()
     }
 
-    /// Whether the path still leads here, and the directories are open. The directory by which a queue is known is looked at each time, the others once
-    /// a second.
+    /// Whether the path still leads here, and the directories are open. The directory by which a queue is known is looked
+    /// at each time, the others once a second.
     pub(crate) fn is_at(&self, base: &Path) -> bool {
         let processing = sys::stat(&layout::state_path(base, State::Processing));
         if !processing.is_ok_and(|found| found.identity == self.identity) || !self.layout.load().seems_intact() {
