@@ -58,17 +58,30 @@ pub struct JobInfo {
     pub job: Job,
     /// The state that was listed.
     pub state: State,
-    /// Where its file is in that state.
-    pub path: PathBuf,
     /// When it is due, in `scheduled/`.
     pub due: Option<Due>,
     /// Who holds it, in `processing/`.
     pub owner: Option<OwnerName>,
+    /// The queue's directory.
+    base: Arc<Path>,
+}
+
+impl JobInfo {
+    /// Where its file is in that state. Made when it is asked for: of a million jobs listed, few paths are looked at.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        let directory = layout::state_path(&self.base, self.state);
+        match (self.owner, self.due) {
+            (Some(owner), _) => directory.join(self.job.claim_entry(owner)).join(self.job.claimed_name()),
+            (None, Some(due)) => directory.join(self.job.scheduled_entry(due)),
+            (None, None) => directory.join(self.job.entry()),
+        }
+    }
 }
 
 /// The jobs that were in a state when it was listed, oldest first.
 pub struct Jobs {
-    directory: PathBuf,
+    base: Arc<Path>,
     state: State,
     rest: std::vec::IntoIter<(Job, Option<Due>, Option<OwnerName>)>,
 }
@@ -78,11 +91,7 @@ impl Iterator for Jobs {
 
     fn next(&mut self) -> Option<JobInfo> {
         let (job, due, owner) = self.rest.next()?;
-        let path = match owner {
-            Some(owner) => self.directory.join(job.claim_entry(owner)).join(job.claimed_name()),
-            None => self.directory.join(due.map_or_else(|| job.entry(), |due| job.scheduled_entry(due))),
-        };
-        Some(JobInfo { job, state: self.state, path, due, owner })
+        Some(JobInfo { job, state: self.state, due, owner, base: Arc::clone(&self.base) })
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -567,7 +576,7 @@ impl Queue {
             let mut jobs = Vec::new();
             visit_jobs(shared, state, |_| true, |job, due, owner| jobs.push((job, due, owner)))?;
             jobs.sort_unstable_by_key(|(job, ..)| job.id());
-            Ok(Jobs { directory: layout::state_path(&self.base, state), state, rest: jobs.into_iter() })
+            Ok(Jobs { base: Arc::clone(&self.base), state, rest: jobs.into_iter() })
         })
     }
 
@@ -608,6 +617,7 @@ impl Queue {
         self.healing(|shared| {
             self.care(shared, Duration::ZERO)?;
             let layout = shared.layout();
+            // That they are files the listing told.
             let (moved, fault) =
                 to_each(shared, list_kept(shared, which)?, |state, job| rename_back(&layout, state, job));
             if moved > 0 {
@@ -731,7 +741,9 @@ impl Queue {
     }
 
     fn move_back(&self, shared: &Shared, layout: &Layout, state: State, job: &Job) -> Result<bool> {
-        let moved = rename_back(layout, state, job)?;
+        let (dir, entry) = (layout.dir(state), job.entry());
+        // It may be gone, or something that is no job under a job's name.
+        let moved = dir.is_file(&entry).at(|| dir.path().join(&entry))? && rename_back(layout, state, job)?;
         if moved {
             shared.wait.raise();
             self.sync(layout, State::Queued)?;
@@ -783,9 +795,6 @@ fn is_older(job: &Job, changed: SystemTime, now: SystemTime, than: Duration) -> 
 fn rename_back(layout: &Layout, state: State, job: &Job) -> Result<bool> {
     let (dir, entry) = (layout.dir(state), job.entry());
     let path = || dir.path().join(&entry);
-    if !dir.is_file(&entry).at(path)? {
-        return Ok(false); // gone, or something that is no job under a job's name
-    }
     match dir.rename(&entry, layout.dir(State::Queued), &entry) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         moved => moved.at(path).map(|()| true),

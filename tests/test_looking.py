@@ -1,8 +1,10 @@
 """Looking at a queue, and tidying it: status, counts, listings, requeue, cleanup."""
 
+import copy
 import dataclasses
 import math
 import os
+import pickle
 import threading
 import time
 import uuid
@@ -361,6 +363,27 @@ def test_what_a_listing_tells_of_a_job_is_frozen(queue: Pacchettino, put: Put) -
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(job, name, None)
     assert hash(job) == hash(dataclasses.replace(job))
+
+
+@states
+@kinds
+def test_what_a_listing_tells_of_a_job_is_a_dataclass_like_any_other(
+    queue: Pacchettino, put: Put, status: Status, kind: str
+) -> None:
+    put(status, kind)
+    asked: list[Callable[[JobInfo], object]] = [
+        lambda job: JobInfo(**dataclasses.asdict(job)),
+        dataclasses.replace,
+        copy.copy,
+        copy.deepcopy,
+        lambda job: pickle.loads(pickle.dumps(job)),
+    ]
+    for ask in asked:
+        (job,), (untouched,) = queue.jobs(status), queue.jobs(status)
+        assert ask(job) == job == untouched
+        assert repr(ask(untouched)) == repr(job)
+    with pytest.raises(AttributeError, match="'JobInfo' object has no attribute 'colour'"):
+        _ = job.colour  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("status", ["queued", Result.SUCCESS, KeepPolicy.SUCCESS, None, 1], ids=repr)

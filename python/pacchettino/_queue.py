@@ -337,7 +337,7 @@ class Pacchettino:
             raise TypeError(f"status must be a Status, not {type(status).__name__}")
         if status is Status.UNKNOWN:
             raise ValueError("no job can be listed as UNKNOWN")
-        return (_job_info(status, *row) for row in self._core.jobs(status.value))
+        return map(JobInfo._of, self._core.jobs(status.value))
 
     # Tidying
 
@@ -598,21 +598,3 @@ def _check_handler(handler: Any) -> None:
             "an async def can't be a handler: it would return before its work is done; "
             "wrap it in a function that calls asyncio.run"
         )
-
-
-def _job_info(
-    status: Status, id: str, entry: str, name: str | None, path: str, due: int | None, owner: str | None
-) -> JobInfo:
-    sent = _core.sent_at(id)
-    assert sent is not None
-    return JobInfo(
-        id=id,
-        entry=entry,
-        kind="data" if name is None else "file",
-        name=name,
-        status=status,
-        path=Path(path),
-        sent_at=from_milliseconds(sent),
-        due=None if due is None else from_milliseconds(due),
-        owner=owner,
-    )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from pacchettino import _core
 
 Duration: TypeAlias = int | float | timedelta
 """Seconds, or a `timedelta`."""
@@ -72,8 +75,16 @@ class SendError(PacchettinoError, OSError):
     """The ids of the jobs that exist, in the order of the items sent."""
 
 
+class _Listed:
+    """Has a place for what the core tells of a job, apart from the fields."""
+
+    __slots__ = ("_row",)
+
+    _row: _core.Row
+
+
 @dataclass(frozen=True, slots=True)
-class JobInfo:
+class JobInfo(_Listed):
     """A job as `Pacchettino.jobs` shows it."""
 
     id: str
@@ -94,6 +105,42 @@ class JobInfo:
     """When a scheduled job is due, UTC."""
     owner: str | None
     """Who holds a job that is being processed: a PID, or the name of a lock file in `owners/`."""
+
+    # Of a million jobs listed most are only counted, or looked at by one field: a field gets its value when it is first
+    # asked for. To make all of them takes twenty times as long as to list the job.
+
+    @staticmethod
+    def _of(row: _core.Row) -> JobInfo:
+        job = _new(JobInfo)
+        _set_row(job, row)
+        return job
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Give a field its value; Python comes here where there is none."""
+            make = _MAKE.get(name)
+            if make is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            value = make(self._row)
+            object.__setattr__(self, name, value)
+            return value
+
+
+_new = object.__new__
+_set_row = _Listed.__dict__["_row"].__set__
+
+_MAKE: dict[str, Callable[[_core.Row], Any]] = {
+    "id": lambda row: row.id,
+    "entry": lambda row: row.entry,
+    "kind": lambda row: "data" if row.name is None else "file",
+    "name": lambda row: row.name,
+    "status": lambda row: Status(row.state),
+    "path": lambda row: Path(row.path),
+    "sent_at": lambda row: from_milliseconds(row.sent_at),
+    "due": lambda row: None if row.due is None else from_milliseconds(row.due),
+    "owner": lambda row: row.owner,
+}
 
 
 def seconds(value: object, what: str) -> float:

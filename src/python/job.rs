@@ -14,7 +14,7 @@ use crate::claim::Location;
 use crate::error::Error;
 use crate::policy::Outcome;
 use crate::wait::locked;
-use crate::{Job, queue};
+use crate::{Job, job, queue};
 
 /// A claim, until it gets its verdict. Dropped without one it interrupts the job, or puts it back if nobody has begun
 /// with it; in a forked child it is inert.
@@ -134,11 +134,9 @@ impl Drop for Claim {
     }
 }
 
-/// The jobs of a listing, one by one, as tuples.
+/// The jobs of a listing, one by one.
 #[pyclass(frozen, module = "pacchettino._core")]
 pub(super) struct Jobs(pub(super) Mutex<queue::Jobs>);
-
-type Row = (String, OsString, Option<OsString>, OsString, Option<u64>, Option<String>);
 
 #[pymethods]
 impl Jobs {
@@ -147,14 +145,55 @@ impl Jobs {
     }
 
     fn __next__(&self) -> Option<Row> {
-        let info = locked(&self.0).next()?;
-        Some((
-            info.job.id().to_string(),
-            info.job.entry(),
-            info.job.name().map(ToOwned::to_owned),
-            info.path.into_os_string(),
-            info.due.map(|due| due.0),
-            info.owner.map(|owner| owner.to_string()),
-        ))
+        locked(&self.0).next().map(Row)
+    }
+}
+
+/// A job of a listing. What it tells becomes Python's when it is asked for.
+#[pyclass(frozen, module = "pacchettino._core")]
+pub(super) struct Row(queue::JobInfo);
+
+#[pymethods]
+impl Row {
+    #[getter]
+    fn id(&self) -> String {
+        self.0.job.id().to_string()
+    }
+
+    #[getter]
+    fn entry(&self) -> OsString {
+        self.0.job.entry()
+    }
+
+    #[getter]
+    fn name(&self) -> Option<OsString> {
+        self.0.job.name().map(ToOwned::to_owned)
+    }
+
+    #[getter]
+    fn state(&self) -> &'static str {
+        self.0.state.name()
+    }
+
+    #[getter]
+    fn path(&self) -> OsString {
+        self.0.path().into_os_string()
+    }
+
+    /// In Unix milliseconds.
+    #[getter]
+    fn sent_at(&self) -> u64 {
+        job::sent_at(self.0.job.id()).as_millis().try_into().unwrap_or(u64::MAX)
+    }
+
+    /// In Unix milliseconds.
+    #[getter]
+    fn due(&self) -> Option<u64> {
+        self.0.due.map(|due| due.0)
+    }
+
+    #[getter]
+    fn owner(&self) -> Option<String> {
+        self.0.owner.map(|owner| owner.to_string())
     }
 }

@@ -15,7 +15,7 @@ mod core {
     #[pymodule_export]
     use super::detached::release_all;
     #[pymodule_export]
-    use super::job::{Claim, Jobs};
+    use super::job::{Claim, Jobs, Row};
     #[pymodule_export]
     use super::queue::{Pass, Queue, sent_at};
 

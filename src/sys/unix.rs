@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use fs2::FileExt as _;
@@ -38,19 +39,24 @@ const OPEN: OFlag = OFlag::O_CLOEXEC.union(OFlag::O_NOFOLLOW).union(OFlag::O_NON
 pub(crate) struct Dir {
     handle: Handle,
     path: PathBuf,
+    /// How many bytes a listing in one call takes, as far as is known.
+    room: AtomicUsize,
 }
 
 impl Dir {
     /// Opens a directory by its path, following links.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        Ok(Self { handle: Handle::new(open(AT_FDCWD, path, flags)?)?, path: path.into() })
+        Self::new(open(AT_FDCWD, path, flags)?, path.into())
     }
 
     /// Opens one of its directories; a link in its place is an error (`ENOTDIR`).
     pub(crate) fn open_dir(&self, name: &OsStr) -> io::Result<Self> {
-        let file = open(self, name, OPEN | OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
-        Ok(Self { handle: Handle::new(file)?, path: self.path.join(name) })
+        Self::new(open(self, name, OPEN | OFlag::O_RDONLY | OFlag::O_DIRECTORY)?, self.path.join(name))
+    }
+
+    fn new(file: File, path: PathBuf) -> io::Result<Self> {
+        Ok(Self { handle: Handle::new(file)?, path, room: AtomicUsize::new(0) })
     }
 
     /// Where it was when it was opened, for messages.
@@ -155,7 +161,7 @@ impl Dir {
     pub(crate) fn list(&self, reading: Reading, mut visit: impl FnMut(Entry<'_>)) -> io::Result<()> {
         // A handle's read position is shared by all who use it, so each listing opens its own.
         let listing = open(self, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)?;
-        read_dir(&listing, reading, &mut visit)
+        read_dir(&listing, (reading == Reading::AtOnce).then_some(&self.room), &mut visit)
     }
 }
 
@@ -377,21 +383,30 @@ mod exclusive {
     }
 }
 
+/// Visits the entries of a directory; all as they are at one moment where there is `room` for them, which is corrected.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn read_dir(dir: &File, reading: Reading, visit: &mut dyn FnMut(Entry<'_>)) -> io::Result<()> {
+fn read_dir(dir: &File, mut room: Option<&AtomicUsize>, visit: &mut dyn FnMut(Entry<'_>)) -> io::Result<()> {
     use std::io::{Seek, SeekFrom};
 
     /// More than the longest entry takes.
-    const ROOM: usize = 512;
-    let mut buffer = vec![0_u64; if reading == Reading::AtOnce { 4096 } else { 32768 }];
+    const LONGEST: usize = 512;
+    const LEAST: usize = 32 << 10;
+    const PIECE: usize = 256 << 10;
+    let buffer_of = |bytes: usize| vec![0_u64; bytes / size_of::<u64>()];
+    let mut buffer = buffer_of(room.map_or(PIECE, |room| room.load(Ordering::Relaxed).max(LEAST)));
     loop {
         let filled = getdents(dir, &mut buffer)?;
-        // Where a whole directory is wanted and did not fit, all of it is read once more into twice the room.
-        if reading == Reading::AtOnce && filled + ROOM > size_of_val(&*buffer) {
-            (&mut &*dir).seek(SeekFrom::Start(0))?;
-            buffer = vec![0; buffer.len() * 2];
-            continue;
+        if let Some(room) = room.filter(|_| filled > 0) {
+            // What did not fit is read once more into twice the room. The next time it is known: a directory of a million
+            // entries would be read twelve times, to the half of its bytes, before it fits.
+            if filled + LONGEST > size_of_val(&*buffer) {
+                (&mut &*dir).seek(SeekFrom::Start(0))?;
+                buffer = buffer_of(2 * size_of_val(&*buffer));
+                continue;
+            }
+            room.store((filled + LONGEST).next_power_of_two(), Ordering::Relaxed);
         }
+        room = None;
         if filled == 0 {
             return Ok(());
         }
@@ -402,15 +417,16 @@ fn read_dir(dir: &File, reading: Reading, visit: &mut dyn FnMut(Entry<'_>)) -> i
 /// Visits what [`getdents`] read.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn visit_entries(buffer: &[u64], filled: usize, visit: &mut dyn FnMut(Entry<'_>)) {
+    use std::ffi::CStr;
+
     // SAFETY: the kernel filled that many bytes of the buffer, each of them initialized before as well.
     let mut rest = unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), filled) };
     // struct linux_dirent64 (getdents(2)): inode 8, offset 8, record length 2, type 1, name and NULs
     while let (Some(length), Some(&kind)) = (rest.get(16..18), rest.get(18)) {
         let (record, after) = rest.split_at(usize::from(u16::from_ne_bytes([length[0], length[1]])));
         rest = after;
-        let name = &record[19..];
-        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-        visit_entry(&name[..end], kind, visit);
+        let name = CStr::from_bytes_until_nul(&record[19..]).unwrap_or_default();
+        visit_entry(name.to_bytes(), kind, visit);
     }
 }
 
@@ -424,7 +440,7 @@ fn getdents(dir: &File, buffer: &mut [u64]) -> io::Result<usize> {
 
 /// Elsewhere `readdir` decides how much is read in one call.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn read_dir(dir: &File, _reading: Reading, visit: &mut dyn FnMut(Entry<'_>)) -> io::Result<()> {
+fn read_dir(dir: &File, _room: Option<&AtomicUsize>, visit: &mut dyn FnMut(Entry<'_>)) -> io::Result<()> {
     use nix::dir::{Dir as Stream, Type};
 
     for entry in Stream::from_fd(dir.try_clone()?.into())? {
