@@ -20,8 +20,65 @@ pub enum Order {
     Random,
 }
 
-/// What a job found gone costs, in entries of a listing read.
+/// What a job costs that was gone when it was to be claimed, in entries of a listing read.
 const COST_OF_A_MISS: usize = 32;
+
+/// The same of a job that a look showed to be gone.
+const COST_OF_A_LOOK: usize = 3;
+
+/// Among how many of the oldest jobs a consumer chooses at the most.
+const WIDEST: usize = 1024;
+
+/// How many jobs in a row must be there before a consumer chooses among fewer.
+const CALM: usize = 64;
+
+/// What is known of other processes that take the same jobs.
+///
+/// Who is alone takes the oldest job, and never looks whether it is there: the claim tells. Where several do that, each
+/// wants the same job, and most attempts fail, at the cost of a claim each. So who found a job gone looks before it claims
+/// from then on, and chooses among the oldest few: among twice as many with each job that was gone all the same, and among
+/// fewer again while none is. That settles where about one attempt in a hundred fails, whatever the number of consumers.
+#[derive(Default, Clone, Copy)]
+struct Crowd {
+    /// Among how many of the oldest to choose; 0 and 1 are the same.
+    width: usize,
+    /// How many jobs in a row were there.
+    calm: usize,
+    /// Whether any was gone meanwhile.
+    met: bool,
+    /// How many looks in a row showed that the job was gone.
+    gone: usize,
+    /// Whether the last one did.
+    gone_last: bool,
+}
+
+impl Crowd {
+    fn is_there(self) -> bool {
+        self.width > 1
+    }
+
+    fn chose(&mut self) {
+        if !std::mem::take(&mut self.gone_last) {
+            self.gone = 0;
+        }
+        self.calm += 1;
+        if self.calm >= CALM && self.is_there() {
+            *self = Self { width: if self.met { (self.width / 2).max(2) } else { 1 }, ..Self::default() };
+        }
+    }
+
+    /// A look showed that the job chosen last is gone.
+    fn met(&mut self) {
+        self.calm = self.calm.saturating_sub(1);
+        (self.met, self.gone_last) = (true, true);
+        self.gone += 1;
+    }
+
+    /// It was gone when it was to be claimed.
+    fn missed(&mut self) {
+        *self = Self { width: (self.width * 2).clamp(2, WIDEST), calm: 0, met: true, ..Self::default() };
+    }
+}
 
 #[derive(Default)]
 pub(crate) struct Listing {
@@ -30,8 +87,9 @@ pub(crate) struct Listing {
     files: Vec<Job>,
     /// How many there were.
     listed: usize,
-    /// How many were gone when they were to be claimed: others work on the same jobs.
+    /// How many were gone when they were to be claimed.
     missed: usize,
+    crowd: Crowd,
     /// The directory's time, if nothing can have changed since without changing it.
     unchanged_since: Option<SystemTime>,
     /// How often `queued/` was read.
@@ -49,7 +107,8 @@ impl Listing {
         let (mut data, mut files) = (std::mem::take(&mut self.data), std::mem::take(&mut self.files));
         data.clear();
         files.clear();
-        *self = Self { readings, ..Self::default() };
+        *self = Self { readings, crowd: self.crowd, ..Self::default() };
+        self.crowd.gone = 0;
         queued
             .list(Reading::InPieces, |(name, kind)| {
                 match Job::parse(name).filter(|_| queued.may_be_file((name, kind))) {
@@ -84,6 +143,17 @@ impl Listing {
     /// The job that was taken out of it was gone.
     pub(crate) fn missed(&mut self) {
         self.missed += 1;
+        self.crowd.missed();
+    }
+
+    /// The same, as a look showed that was made before.
+    pub(crate) fn met(&mut self) {
+        self.crowd.met();
+    }
+
+    /// Whether others take the same jobs, so that a look before a claim is worth its while.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowd.is_there()
     }
 
     /// The job that was taken out of it waits on: another reading would show it again.
@@ -92,8 +162,12 @@ impl Listing {
     }
 
     /// Whether so many were gone that a fresh reading is cheaper than to go on.
-    pub(crate) fn is_stale(&self) -> bool {
-        self.missed * COST_OF_A_MISS > self.listed
+    pub(crate) fn is_stale(&self, order: Order) -> bool {
+        let rest = self.data.len() + self.files.len();
+        // A reading shows those that wait. In order these are nearly all of the rest. At random they are as many as were
+        // met: after some in a row that were gone, one among that many.
+        let waiting = if order == Order::Fifo { rest } else { rest / self.crowd.gone.max(1) };
+        self.missed * COST_OF_A_MISS > self.listed || self.crowd.gone * COST_OF_A_LOOK > waiting.max(COST_OF_A_MISS)
     }
 
     /// Drops what another listing, read later, does not have.
@@ -103,6 +177,7 @@ impl Listing {
         self.data.retain(|id| there.contains(id));
         self.files.retain(|job| there.contains(&job.id()));
         (self.listed, self.missed) = (self.data.len() + self.files.len(), 0);
+        self.crowd.gone = 0;
     }
 
     /// Whether a job of these kinds is in it.
@@ -112,18 +187,100 @@ impl Listing {
 
     /// Takes the next job of these kinds out of it.
     pub(crate) fn next(&mut self, kinds: Kinds, order: Order) -> Option<Job> {
-        let data = self.data.last().filter(|_| kinds.data);
-        let file = self.files.last().filter(|_| kinds.file);
-        let take_data = match (data, file, order) {
-            (None, None, _) => return None,
-            (data, None, _) => data.is_some(),
-            (None, Some(_), _) => false,
-            (Some(data), Some(file), Order::Fifo) => *data < file.id(),
-            (Some(_), Some(_), Order::Random) => {
-                let (data, files) = (self.data.len(), self.files.len());
-                job::with_random(|random| random.usize(..data + files) < data).unwrap_or(true)
+        let data = if kinds.data { self.data.len() } else { 0 };
+        let files = if kinds.file { self.files.len() } else { 0 };
+        let random = |among| job::with_random(|random| random.usize(..among)).unwrap_or_default();
+        self.crowd.chose();
+        let (is_data, nth) = match order {
+            _ if data + files == 0 => return None,
+            Order::Fifo if self.crowd.is_there() => {
+                self.oldest(data, files, random(self.crowd.width.min(data + files)))
             }
+            Order::Fifo => self.oldest(data, files, 0),
+            Order::Random => (files == 0 || (data > 0 && random(data + files) < data), 0),
         };
-        if take_data { self.data.pop().map(Job::data) } else { self.files.pop() }
+        Some(if is_data { Job::data(self.data.remove(data - 1 - nth)) } else { self.files.remove(files - 1 - nth) })
+    }
+
+    /// Where the one is that comes after so many older ones: among the data jobs or the files, and after how many of those.
+    fn oldest(&self, data: usize, files: usize, after: usize) -> (bool, usize) {
+        let (mut d, mut f) = (0, 0);
+        loop {
+            let is_data = f == files || (d < data && self.data[data - 1 - d] < self.files[files - 1 - f].id());
+            if d + f == after {
+                return (is_data, if is_data { d } else { f });
+            }
+            if is_data { d += 1 } else { f += 1 }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOBS: u128 = 4000;
+
+    fn listing() -> Listing {
+        let (data, files) = (0..JOBS).rev().map(Uuid::from_u128).partition::<Vec<_>, _>(|id| id.as_u128() % 3 > 0);
+        let files = files.into_iter().map(|id| Job::file(id, OsStr::new("file")).unwrap()).collect();
+        Listing { data, files, ..Listing::default() }
+    }
+
+    fn next(listing: &mut Listing) -> u128 {
+        listing.next(Kinds::ANY, Order::Fifo).unwrap().id().as_u128()
+    }
+
+    #[test]
+    fn who_is_alone_takes_the_oldest() {
+        let mut listing = listing();
+        (0..JOBS).for_each(|oldest| assert_eq!(next(&mut listing), oldest));
+        assert!(!listing.is_crowded());
+        assert_eq!(listing.next(Kinds::ANY, Order::Fifo), None);
+    }
+
+    #[test]
+    fn in_a_crowd_one_of_the_oldest_is_taken_and_each_once() {
+        let mut listing = listing();
+        let mut left: Vec<_> = (0..JOBS).collect();
+        while !left.is_empty() {
+            listing.missed();
+            assert!(listing.is_crowded());
+            let taken = left.binary_search(&next(&mut listing)).unwrap();
+            assert!(taken < WIDEST);
+            left.remove(taken);
+        }
+    }
+
+    #[test]
+    fn the_choice_narrows_while_nobody_is_met_and_who_is_alone_again_takes_the_oldest() {
+        let mut listing = listing();
+        for _ in 0..4 {
+            listing.missed();
+        }
+        for width in [16, 8, 4, 2, 2, 2] {
+            assert_eq!(listing.crowd.width, width);
+            next(&mut listing);
+            listing.met();
+            (0..CALM).for_each(|_| _ = next(&mut listing));
+        }
+        (0..2 * CALM).for_each(|_| _ = next(&mut listing));
+        assert!(!listing.is_crowded());
+    }
+
+    #[test]
+    fn a_listing_whose_jobs_are_mostly_gone_is_read_again() {
+        for (order, many) in [(Order::Random, 120), (Order::Fifo, 1400)] {
+            let mut listing = listing();
+            listing.listed = 4000;
+            listing.missed();
+            let mut gone = 0;
+            while !listing.is_stale(order) {
+                next(&mut listing);
+                listing.met();
+                gone += 1;
+            }
+            assert!((many / 4..many).contains(&gone), "{gone}");
+        }
     }
 }

@@ -415,10 +415,15 @@ impl Queue {
         let mut faults = Faults::default();
         loop {
             let mut listing = shared.listing(order);
-            let Some(job) = (!listing.is_stale()).then(|| listing.next(kinds, order)).flatten() else {
+            let Some(job) = (!listing.is_stale(order)).then(|| listing.next(kinds, order)).flatten() else {
                 return faults.end(shared);
             };
+            let is_crowded = listing.is_crowded();
             drop(listing);
+            if is_crowded && is_gone(shared, &job) {
+                shared.listing(order).met();
+                continue;
+            }
             match Claim::take(shared, job, &self.terms()) {
                 Ok(Attempt::Won(claim)) => {
                     faults.forgive(shared);
@@ -450,11 +455,11 @@ impl Queue {
     /// there may be something to claim.
     fn list_afresh(shared: &Shared, kinds: Kinds, order: Order, readings: u64) -> Result<bool> {
         let mut listing = shared.listing(order);
-        if !listing.is_stale() && listing.has(kinds) {
+        if !listing.is_stale(order) && listing.has(kinds) {
             return Ok(true); // another thread was here
         }
         let is_current = |listing: &Listing| listing.is_current(shared.layout().dir(State::Queued));
-        if !listing.is_stale() && (listing.readings > readings || is_current(&listing)) {
+        if !listing.is_stale(order) && (listing.readings > readings || is_current(&listing)) {
             return Ok(false);
         }
         step!("look: lists");
@@ -494,7 +499,7 @@ impl Queue {
         self.care_in_passing(&shared);
         Self::settle_first(&shared)?;
         loop {
-            if pass.listing.is_stale() {
+            if pass.listing.is_stale(pass.order) {
                 let mut later = Listing::default();
                 shared.list(&mut later, pass.order)?;
                 pass.listing.keep_only(later);
@@ -503,6 +508,10 @@ impl Queue {
                 shared.remove_spares();
                 return std::mem::take(&mut pass.faults).end(&shared);
             };
+            if pass.listing.is_crowded() && is_gone(&shared, &job) {
+                pass.listing.met();
+                continue;
+            }
             match Claim::take(&shared, job, &self.terms()) {
                 Ok(Attempt::Won(claim)) => {
                     pass.faults.forgive(&shared);
@@ -782,6 +791,12 @@ fn to_each(
         }
     }
     (done, first)
+}
+
+/// Whether a listed job waits no more. To look is far cheaper than to try.
+fn is_gone(shared: &Shared, job: &Job) -> bool {
+    let seen = shared.layout().dir(State::Queued).stat(&job.entry());
+    seen.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
 /// Whether a job was settled that long ago, as far as clocks that were wrong let it be known: one from the future is not
