@@ -57,8 +57,8 @@ impl Kinds {
     pub const ANY: Self = Self { data: true, file: true };
 }
 
-/// A job's identity, and with it its entry name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// A job's identity, and with it its entry name. Older ones come first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Job {
     id: Uuid,
     name: Option<OsString>,

@@ -252,6 +252,45 @@ mod tests {
         }
     }
 
+    /// The worst that can be: all choose at one moment, and then all try.
+    #[test]
+    fn in_a_crowd_few_attempts_are_in_vain() {
+        const CONSUMERS: usize = 8;
+        const JOBS: u128 = 20_000;
+        for order in [Order::Fifo, Order::Random] {
+            let mut waiting: HashSet<Uuid> = (0..JOBS).map(Uuid::from_u128).collect();
+            let mut crowd: Vec<_> = (0..CONSUMERS)
+                .map(|_| {
+                    let mut data: Vec<_> = (0..JOBS).rev().map(Uuid::from_u128).collect();
+                    if order == Order::Random {
+                        job::with_random(|random| random.shuffle(&mut data)).unwrap();
+                    }
+                    Listing { data, ..Listing::default() }
+                })
+                .collect();
+            let mut in_vain = 0;
+            while waiting.len() > CONSUMERS {
+                let mut choose = |listing: &mut Listing| {
+                    loop {
+                        let id = listing.next(Kinds::ANY, order)?.id();
+                        if !listing.is_crowded() || waiting.contains(&id) {
+                            return Some(id);
+                        }
+                        listing.met();
+                    }
+                };
+                let chosen: Vec<_> = crowd.iter_mut().map(&mut choose).collect();
+                for (listing, id) in crowd.iter_mut().zip(chosen) {
+                    if id.is_some_and(|id| !waiting.remove(&id)) {
+                        listing.missed();
+                        in_vain += 1;
+                    }
+                }
+            }
+            assert!(in_vain < JOBS / 20, "{in_vain}");
+        }
+    }
+
     #[test]
     fn the_choice_narrows_while_nobody_is_met_and_who_is_alone_again_takes_the_oldest() {
         let mut listing = listing();

@@ -679,7 +679,8 @@ impl Queue {
     fn care(&self, shared: &Shared, recently: Duration) -> Result<bool> {
         let mut care = locked(&shared.care);
         let mut changed = false;
-        if care.last.is_none_or(|last| last.elapsed() >= recently) {
+        if care.is_due(recently) {
+            let begun = Instant::now();
             let layout = shared.layout();
             if !layout.is_intact() || !layout.is_at(&self.base) {
                 self.reopen()?;
@@ -687,7 +688,7 @@ impl Queue {
             changed = shared.settle_again().0;
             changed |= recover::recover(shared, self.keep, self.durable())?;
             recover::sweep(shared)?;
-            care.last = Some(Instant::now());
+            (care.last, care.took) = (Some(Instant::now()), begun.elapsed());
         }
         Ok(changed | recover::promote(shared, &mut care.schedule, self.durable())?)
     }

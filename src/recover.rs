@@ -1,10 +1,10 @@
 //! What time does to jobs: claims of the dead become `interrupted`, jobs whose delay is over become `queued`.
 
-use std::collections::HashMap;
+use std::collections::{BinaryHeap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{At, Error, Result};
 use crate::job::{self, Due, Job, OwnerName, Temporary, Token};
@@ -12,7 +12,7 @@ use crate::layout::Layout;
 use crate::notice::Notice;
 use crate::owner;
 use crate::policy::{KeepPolicy, State};
-use crate::shared::{Schedule, Shared};
+use crate::shared::{Schedule, Shared, rest_after};
 use crate::sys::{self, Dir, FileKind, Reading};
 
 /// How old an unfinished file of another program must be before a person is told.
@@ -188,53 +188,111 @@ impl Recovery<'_> {
     }
 }
 
+/// How many of the jobs that are due first are remembered of a `scheduled/` that takes long to read.
+const REMEMBERED: usize = 10_000;
+
 /// Moves the jobs whose time has come to `queued/`, and says whether there were any.
 pub(crate) fn promote(shared: &Shared, schedule: &mut Schedule, durable: bool) -> Result<bool> {
     let layout = shared.layout();
-    let (scheduled, queued) = (layout.dir(State::Scheduled), layout.dir(State::Queued));
+    let scheduled = layout.dir(State::Scheduled);
     if schedule.is_current(scheduled) {
         return Ok(false);
     }
+    let rest = schedule.rests_until.map(|end| end.saturating_duration_since(Instant::now()));
+    if let Some(rest) = rest {
+        // Those that are known to be due do not wait for a reading that takes long.
+        let due_now = schedule.first.iter().rposition(|(due, _)| !due.remaining().is_zero()).map_or(0, |last| last + 1);
+        let due_now = schedule.first.split_off(due_now);
+        let moved = Promotion::new(shared, &layout).all(due_now.into_iter().rev(), durable)?.moved;
+        if moved || !rest.is_zero() {
+            let next = schedule.first.last().map(|(due, _)| *due);
+            let again = Due::after(rest)?.unwrap_or(Due(0)); // at once, if it need not rest
+            schedule.next_due = Some(next.map_or(again, |next| next.min(again)));
+            return Ok(moved);
+        }
+    }
+    let begun = Instant::now();
     let unchanged_since = scheduled.settled_time().at(|| scheduled.path().into())?;
-    let mut due_now: Vec<(OsString, Job)> = Vec::new();
-    let mut next_due: Option<Due> = None;
+    let mut due_now: Vec<(Due, Job)> = Vec::new();
+    let mut first: BinaryHeap<(Due, Job)> = BinaryHeap::new();
     scheduled
         .list(Reading::InPieces, |(name, kind)| {
             let Some((due, job)) = job::parse_scheduled(name).filter(|_| scheduled.may_be_file((name, kind))) else {
                 return shared.tell_stranger(scheduled, name);
             };
             if due.remaining().is_zero() {
-                due_now.push((name.to_owned(), job));
-            } else {
-                next_due = Some(next_due.map_or(due, |next| next.min(due)));
+                due_now.push((due, job));
+            } else if first.len() < REMEMBERED {
+                first.push((due, job));
+            } else if let Some(mut last) = first.peek_mut()
+                && due < last.0
+            {
+                *last = (due, job);
             }
         })
         .at(|| scheduled.path().into())?;
-    due_now.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-    let (mut moved, mut left_one) = (false, false);
-    for (name, job) in due_now {
-        step!("promote: listed");
-        match scheduled.rename(&name, queued, &job.entry()) {
-            Ok(()) => moved = true,
+    let rest = rest_after(begun.elapsed());
+    due_now.sort_unstable();
+    let promoted = Promotion::new(shared, &layout).all(due_now.into_iter(), durable)?;
+    let mut first = first.into_sorted_vec();
+    let next_due = first.first().map(|(due, _)| *due);
+    first.reverse();
+    if rest.is_zero() {
+        first = Vec::new();
+    }
+    *schedule = Schedule {
+        next_due,
+        first,
+        rests_until: (!rest.is_zero()).then(|| Instant::now() + rest),
+        // What could not be moved is tried again, though nothing will change here when it can be.
+        unchanged_since: unchanged_since.filter(|_| !promoted.left_one),
+    };
+    Ok(promoted.moved)
+}
+
+/// Jobs of `scheduled/` on their way to `queued/`.
+struct Promotion<'a> {
+    shared: &'a Shared,
+    layout: &'a Layout,
+    moved: bool,
+    /// Whether one could not be moved.
+    left_one: bool,
+}
+
+impl<'a> Promotion<'a> {
+    fn new(shared: &'a Shared, layout: &'a Layout) -> Self {
+        Self { shared, layout, moved: false, left_one: false }
+    }
+
+    fn all(mut self, due: impl Iterator<Item = (Due, Job)>, durable: bool) -> Result<Self> {
+        for (due, job) in due {
+            step!("promote: listed");
+            self.one(&job.scheduled_entry(due), &job);
+        }
+        if self.moved && durable {
+            let queued = self.layout.dir(State::Queued);
+            queued.sync().at(|| queued.path().into())?;
+        }
+        Ok(self)
+    }
+
+    fn one(&mut self, name: &OsStr, job: &Job) {
+        let (scheduled, queued) = (self.layout.dir(State::Scheduled), self.layout.dir(State::Queued));
+        match scheduled.rename(name, queued, &job.entry()) {
+            Ok(()) => self.moved = true,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) if sys::is_busy(&error) => left_one = true,
+            Err(error) if sys::is_busy(&error) => self.left_one = true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                left_one = true;
-                let path = scheduled.path().join(&name);
-                shared.tell_once(already_there(&path, State::Queued));
+                self.left_one = true;
+                let path = scheduled.path().join(name);
+                self.shared.tell_once(already_there(&path, State::Queued));
             }
             Err(error) => {
-                left_one = true;
-                shared.tell_failed(&failed(error, scheduled, &name));
+                self.left_one = true;
+                self.shared.tell_failed(&failed(error, scheduled, name));
             }
         }
     }
-    if moved && durable {
-        queued.sync().at(|| queued.path().into())?;
-    }
-    // What could not be moved is tried again, though nothing will change here when it can be.
-    *schedule = Schedule { next_due, unchanged_since: unchanged_since.filter(|_| !left_one) };
-    Ok(moved)
 }
 
 /// Deletes what the dead left in `tmp/` and `owners/`.

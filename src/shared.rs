@@ -64,21 +64,39 @@ pub(crate) struct Shared {
 #[derive(Default)]
 pub(crate) struct Care {
     pub(crate) last: Option<Instant>,
+    /// How long that took.
+    pub(crate) took: Duration,
     /// When the next job of `scheduled/` is due, if that was read since it last changed.
     pub(crate) schedule: Schedule,
 }
 
 impl Care {
     pub(crate) fn is_wanted(&self, after: Duration) -> bool {
-        self.last.is_none_or(|last| last.elapsed() >= after)
-            || self.schedule.next_due.is_some_and(|due| due.remaining().is_zero())
+        self.is_due(after) || self.schedule.next_due.is_some_and(|due| due.remaining().is_zero())
     }
+
+    /// Whether this process did not look for so long. Who asks for a look now gets one; others rest after one that took
+    /// long.
+    pub(crate) fn is_due(&self, after: Duration) -> bool {
+        after.is_zero() || self.last.is_none_or(|last| last.elapsed() >= after.max(rest_after(self.took)))
+    }
+}
+
+/// For how long a directory is left alone that took so long to read: who waits beside a million entries that change all the
+/// time would do nothing but read them. Small ones are read whenever there is a reason.
+pub(crate) fn rest_after(reading: Duration) -> Duration {
+    if reading < Duration::from_millis(20) { Duration::ZERO } else { reading * 10 }
 }
 
 /// What is known of `scheduled/`.
 #[derive(Default)]
 pub(crate) struct Schedule {
+    /// When there is something to do next.
     pub(crate) next_due: Option<Due>,
+    /// Of a large directory, the jobs that were due first when it was read; the very first one last.
+    pub(crate) first: Vec<(Due, Job)>,
+    /// Until when it is not to be read again.
+    pub(crate) rests_until: Option<Instant>,
     /// The directory's time when it was read, if nothing can have changed since without changing it.
     pub(crate) unchanged_since: Option<SystemTime>,
 }
