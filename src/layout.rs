@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{At, Result};
+use crate::flush::Flush;
 use crate::policy::State;
 use crate::sys::{self, Dir, Identity};
 
@@ -16,6 +17,8 @@ const OWNERS: &str = "owners";
 pub(crate) struct Layout {
     /// In the order of [`State::ALL`].
     states: [Dir; State::ALL.len()],
+    /// Of these, in the same order.
+    flushes: [Flush; State::ALL.len()],
     pub(crate) tmp: Dir,
     pub(crate) owners: Dir,
     /// Which directories these are, in the order of [`Layout::all`].
@@ -37,6 +40,7 @@ impl Layout {
                 open(interrupted)?,
                 open(scheduled)?,
             ],
+            flushes: Default::default(),
             tmp: open(TMP)?,
             owners: open(OWNERS)?,
             identities: Vec::new(),
@@ -55,6 +59,18 @@ impl Layout {
             State::Interrupted => interrupted,
             State::Scheduled => scheduled,
         }
+    }
+
+    /// Has the names in a state's directory flushed to the disk, together with those of other threads.
+    pub(crate) fn flush(&self, state: State) -> Result<()> {
+        let dir = self.dir(state);
+        let place = State::ALL.iter().position(|other| *other == state).unwrap_or_default();
+        let flush = || {
+            #[cfg(feature = "failpoints")]
+            fail::fail_point!("flush: fails", |_| Err(io::Error::from_raw_os_error(5)));
+            dir.sync()
+        };
+        self.flushes[place].run(flush).at(|| dir.path().into())
     }
 
     /// Which directories these are.

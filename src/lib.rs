@@ -46,6 +46,7 @@ macro_rules! step {
 
 mod claim;
 mod error;
+mod flush;
 mod fork;
 mod handle;
 mod job;

@@ -9,10 +9,11 @@
 //!
 //! A move within a filesystem is the rename alone, from where the file was.
 
+use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
@@ -35,6 +36,10 @@ pub enum Transfer {
 /// How much is copied before the caller is asked whether to go on.
 const COPY_PIECE: u64 = 64 << 20;
 
+/// How many files of a batch are open and on their way to the disk. A flush of one covers what came before it in the
+/// filesystem's journal, so the more the better; the descriptors are the process's.
+const MOST_OPEN: usize = 64;
+
 /// Publishes under one owner's name.
 pub(crate) struct Publisher<'a> {
     pub(crate) layout: &'a Layout,
@@ -45,7 +50,7 @@ pub(crate) struct Publisher<'a> {
 
 impl Publisher<'_> {
     pub(crate) fn data(&self, data: &[u8]) -> Result<Uuid> {
-        let draft = self.draft(|file| file.write_all(data))?;
+        let draft = self.draft(self.new_id()?, |file| file.write_all(data))?;
         let job = Job::data(draft.id);
         self.publish(draft, &job)?;
         self.sync_target(&[job.id()])?;
@@ -53,11 +58,36 @@ impl Publisher<'_> {
     }
 
     /// Writes all, then publishes all in order, then flushes the directory once.
+    ///
+    /// Each file is flushed by itself, but not at once: first the disk is told to begin, and by the time that it is waited
+    /// for, it has done many of them together. One `syncfs` would wait for whatever others write on that filesystem.
     pub(crate) fn many<T: AsRef<[u8]>>(&self, items: impl IntoIterator<Item = T>) -> Result<Vec<Uuid>> {
-        let drafts = items
-            .into_iter()
-            .map(|item| self.draft(|file| file.write_all(item.as_ref())))
-            .collect::<Result<Vec<_>>>()?;
+        let most_open = if self.durable { MOST_OPEN } else { 0 };
+        let mut drafts = Vec::new();
+        let mut open = VecDeque::new();
+        for item in items {
+            let write = |file: &mut File| file.write_all(item.as_ref());
+            let written = match self.written(self.new_id()?, write) {
+                // No more descriptors: then with those that there are.
+                Err(Error::Io { ref source, .. }) if !open.is_empty() && sys::is_out_of_files(source) => {
+                    for written in open.drain(..) {
+                        drafts.push(self.finish(written)?);
+                    }
+                    self.written(self.new_id()?, write)?
+                }
+                written => written?,
+            };
+            if self.durable {
+                sys::start_flush(&written.file);
+            }
+            open.push_back(written);
+            if open.len() > most_open {
+                drafts.extend(open.pop_front().map(|written| self.finish(written)).transpose()?);
+            }
+        }
+        for written in open {
+            drafts.push(self.finish(written)?);
+        }
         let mut sent = Vec::with_capacity(drafts.len());
         for draft in drafts {
             let id = draft.id;
@@ -122,7 +152,7 @@ impl Publisher<'_> {
 
     fn copy(&self, source: &File, job: &Job, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
         let mut stopped = false;
-        let draft = self.draft_as(job.id(), |file| {
+        let draft = self.draft(job.id(), |file| {
             // The standard library's copy is `copy_file_range(2)` or, where that can't, `sendfile(2)`: no byte passes
             // through this process, and filesystems that can share blocks do.
             loop {
@@ -144,26 +174,35 @@ impl Publisher<'_> {
         self.publish(draft?, job)
     }
 
-    fn draft(&self, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Draft<'_>> {
-        let id = job::new_id().at(|| self.layout.tmp.path().into())?;
-        self.draft_as(id, write)
+    fn new_id(&self) -> Result<Uuid> {
+        job::new_id().at(|| self.layout.tmp.path().into())
+    }
+
+    /// Makes a whole file in `tmp/`.
+    fn draft(&self, id: Uuid, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Draft<'_>> {
+        self.finish(self.written(id, write)?)
     }
 
     /// Writes a file in `tmp/`.
-    fn draft_as(&self, id: Uuid, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Draft<'_>> {
+    fn written(&self, id: Uuid, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Written<'_>> {
         let tmp = &self.layout.tmp;
         let name = job::temporary(id, self.owner.name());
         let path = || tmp.path().join(&name);
         let file = tmp.create_file(&name).at(path)?;
-        let draft = Draft { tmp, id, name: name.clone(), published: false };
-        let mut file = file; // closed before the draft is dropped: Windows deletes no file that is open
+        let mut written = Written { file, draft: Draft { tmp, id, name: name.clone(), published: false } };
         step!("publish: created");
-        write(&mut file).at(path)?;
+        write(&mut written.file).at(path)?;
         step!("publish: written");
+        Ok(written)
+    }
+
+    /// Says that it is whole.
+    fn finish<'a>(&self, written: Written<'a>) -> Result<Draft<'a>> {
         if self.durable {
-            file.sync_all().at(path)?;
+            written.file.sync_all().at(|| written.draft.path())?;
         }
-        sys::close(file).at(path)?;
+        let Written { file, draft } = written;
+        sys::close(file).at(|| draft.path())?;
         step!("publish: closed");
         Ok(draft)
     }
@@ -188,12 +227,17 @@ impl Publisher<'_> {
         if !self.durable || sent.is_empty() {
             return Ok(());
         }
-        let target = self.layout.dir(if self.due.is_some() { State::Scheduled } else { State::Queued });
-        target
-            .sync()
-            .at(|| target.path().into())
+        self.layout
+            .flush(if self.due.is_some() { State::Scheduled } else { State::Queued })
             .map_err(|source| Error::Sent { source: source.into(), sent: sent.into() })
     }
+}
+
+/// A file that was written, and may not be whole on the disk.
+struct Written<'a> {
+    /// Closed before the draft is dropped: Windows deletes no file that is open.
+    file: File,
+    draft: Draft<'a>,
 }
 
 /// A file in `tmp/` that is deleted unless it is published.
@@ -202,6 +246,12 @@ struct Draft<'a> {
     id: Uuid,
     name: OsString,
     published: bool,
+}
+
+impl Draft<'_> {
+    fn path(&self) -> PathBuf {
+        self.tmp.path().join(&self.name)
+    }
 }
 
 impl Drop for Draft<'_> {

@@ -56,9 +56,8 @@ pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Resul
         }
     }
     if recovered && durable {
-        let interrupted = layout.dir(State::Interrupted);
-        interrupted.sync().at(|| interrupted.path().into())?;
-        processing.sync().at(|| processing.path().into())?;
+        layout.flush(State::Interrupted)?;
+        layout.flush(State::Processing)?;
     }
     Ok(recovered)
 }

@@ -6,10 +6,12 @@ import filecmp
 import math
 import os
 import re
+import resource
 import socket
 import stat
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -707,3 +709,31 @@ def test_a_durable_queue_sends_the_same(queue_dir: Path, source: Path) -> None:
         f"queued/fle-{moved}-moved": b"content",
     }
     assert not source.exists()
+
+
+def test_a_durable_batch_makes_do_with_the_descriptors_that_are_left(queue_dir: Path) -> None:
+    """Many files of it are open at a time, where there can be many."""
+    queue = Pacchettino(queue_dir, durable=True)
+    queue.send_data("what is opened once is open")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with few_descriptors() as most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        try:
+            ids = queue.send_many([str(number) for number in range(200)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [(queue_dir / "queued" / f"raw-{id}").read_text() for id in ids] == [str(number) for number in range(200)]
+    assert list((queue_dir / "tmp").iterdir()) == []
+
+
+@contextmanager
+def few_descriptors() -> Iterator[int]:
+    """Give a number below which three descriptors are free."""
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+    try:
+        for descriptor in taken[-3:]:
+            os.close(descriptor)
+        yield taken[-1] + 1
+    finally:
+        for descriptor in taken[:-3]:
+            os.close(descriptor)

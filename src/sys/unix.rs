@@ -219,6 +219,23 @@ pub(crate) fn sync_source(path: &Path) -> io::Result<()> {
     open_source(path, Link::Refused)?.sync_all()
 }
 
+/// Has the disk begin with what was written to a file, where the system can be told so. What goes wrong the flush will
+/// tell.
+pub(crate) fn start_flush(file: &File) {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    // SAFETY: a call without pointers on a descriptor that is open.
+    unsafe {
+        libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE);
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = file;
+}
+
+/// Whether an error is that this process, or the system, has as many files open as it may.
+pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE))
+}
+
 /// Whether an open file still has a name. One that somebody closed has none as far as this process can tell.
 pub(crate) fn is_linked(handle: &Handle) -> io::Result<bool> {
     match fstat(handle.file()) {

@@ -30,9 +30,9 @@ use windows_sys::Wdk::Storage::FileSystem::{
 use windows_sys::Win32::Foundation::{
     CloseHandle, ERROR_ALREADY_EXISTS, ERROR_CALL_NOT_IMPLEMENTED, ERROR_CANT_RESOLVE_FILENAME, ERROR_DIRECTORY,
     ERROR_DIRECTORY_NOT_SUPPORTED, ERROR_FILE_NOT_FOUND, ERROR_FILENAME_EXCED_RANGE, ERROR_INVALID_FUNCTION,
-    ERROR_INVALID_NAME, ERROR_INVALID_PARAMETER, ERROR_NOT_SUPPORTED, ERROR_SHARING_VIOLATION, NTSTATUS,
-    RtlNtStatusToDosError, STATUS_DELETE_PENDING, STATUS_FILE_DELETED, STATUS_FILE_IS_A_DIRECTORY,
-    STATUS_NO_MORE_FILES, STATUS_NO_SUCH_FILE, UNICODE_STRING, WAIT_OBJECT_0, WIN32_ERROR,
+    ERROR_INVALID_NAME, ERROR_INVALID_PARAMETER, ERROR_NOT_SUPPORTED, ERROR_SHARING_VIOLATION,
+    ERROR_TOO_MANY_OPEN_FILES, NTSTATUS, RtlNtStatusToDosError, STATUS_DELETE_PENDING, STATUS_FILE_DELETED,
+    STATUS_FILE_IS_A_DIRECTORY, STATUS_NO_MORE_FILES, STATUS_NO_SUCH_FILE, UNICODE_STRING, WAIT_OBJECT_0, WIN32_ERROR,
 };
 use windows_sys::Win32::Storage::FileSystem::{
     BY_HANDLE_FILE_INFORMATION, DELETE, FILE_ACCESS_RIGHTS, FILE_ADD_FILE, FILE_ADD_SUBDIRECTORY,
@@ -336,6 +336,14 @@ pub(crate) fn is_linked(handle: &Handle) -> io::Result<bool> {
 fn has_name(file: &File) -> io::Result<bool> {
     let standard: FILE_STANDARD_INFO = query(file, FileStandardInfo)?;
     Ok(standard.NumberOfLinks > 0 && !standard.DeletePending)
+}
+
+/// Has the disk begin with what was written to a file, where the system can be told so.
+pub(crate) fn start_flush(_file: &File) {}
+
+/// Whether an error is that this process has as many files open as it may.
+pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
+    is_win32(error, &[ERROR_TOO_MANY_OPEN_FILES])
 }
 
 /// Closes a file that was written, and says whether that went well.
