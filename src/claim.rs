@@ -12,6 +12,8 @@
 //! | durable: `fsync` of that directory | the same |
 //! | `rmdir` | the job settled |
 //!
+//! Of a pass, the flush of a verdict comes after those of the next job's claim, which leave it little to do ([`Unflushed`]).
+//!
 //! The job is reached through the handle of the directory that was made here, never by the directory's name again: so
 //! whoever removes or replaces that name can't lead the job astray.
 
@@ -19,8 +21,8 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::error::{At, Error, Result};
 use crate::job::{Job, Token};
@@ -30,6 +32,7 @@ use crate::owner::{CrashDetection, Owner};
 use crate::policy::{KeepPolicy, Outcome, State};
 use crate::shared::Shared;
 use crate::sys::{self, Dir, FileKind};
+use crate::wait::locked;
 
 /// How a claim is made and settled.
 pub(crate) struct Terms<'a> {
@@ -37,6 +40,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) keep: KeepPolicy,
     pub(crate) durable: bool,
     pub(crate) detection: CrashDetection,
+    pub(crate) pass: Option<&'a Arc<Unflushed>>,
 }
 
 /// A claimed job: this process's alone until it is settled.
@@ -80,6 +84,7 @@ impl Claim {
             durable: terms.durable,
             moved: false,
             reuse,
+            pass: terms.pass.map(Arc::clone),
             _owner: owner,
         };
         let claim = Self { held: Some(held) };
@@ -95,9 +100,8 @@ impl Claim {
         };
         let confirmed = is_file.and_then(|is_file| {
             if is_file && held.durable {
-                let processing = layout.dir(State::Processing);
                 held.dir.sync().at(|| held.dir.path().into())?;
-                processing.sync().at(|| processing.path().into())?;
+                layout.flush(State::Processing)?;
             }
             Ok(is_file)
         });
@@ -164,7 +168,9 @@ impl Claim {
         Ok((file, metadata.len()))
     }
 
-    /// Gives the verdict. With a durable queue it is on the disk when this returns.
+    /// Gives the verdict. With a durable queue it is on the disk when this returns; if the job is one of a pass, when the
+    /// next [`claim_next`](crate::Queue::claim_next) or [`Pass::flush`](crate::Pass::flush) does, and before any call
+    /// shows it. Until then a power cut may leave the job interrupted.
     ///
     /// # Errors
     /// [`Error::Unsettled`] if the disk does not take it now: the job stays claimed, and the verdict is tried again
@@ -192,13 +198,10 @@ impl Claim {
             std::mem::forget(held);
             return Ok(());
         }
-        let settled = held.settle(outcome);
-        settled.map_err(|source| {
-            held.reuse = None;
-            let is_taken = is_taken(&source);
-            Arc::clone(&held.shared).keep_unsettled(Unsettled { held, outcome, is_taken });
-            Error::Unsettled { source: source.into() }
-        })
+        match held.pass.take() {
+            Some(pass) => pass.settle(held, outcome),
+            None => held.settle(outcome, false).map(drop).map_err(|source| held.keep(outcome, source)),
+        }
     }
 }
 
@@ -306,6 +309,7 @@ pub(crate) struct Held {
     moved: bool,
     /// Under which token the directory may be another claim's afterwards, if nothing happens that forbids it.
     reuse: Option<Token>,
+    pass: Option<Arc<Unflushed>>,
     /// Held so that the lock file outlives the claim.
     _owner: Owner,
 }
@@ -315,8 +319,18 @@ impl Held {
         self.location.path()
     }
 
-    /// Moves the job's file to where the verdict says and takes the claim away. Can be called again where it failed.
-    fn settle(&mut self, outcome: Outcome) -> Result<()> {
+    /// Keeps a verdict that the disk did not take.
+    fn keep(mut self, outcome: Outcome, source: Error) -> Error {
+        self.reuse = None;
+        let is_taken = is_taken(&source);
+        Arc::clone(&self.shared).keep_unsettled(Unsettled { held: self, outcome, is_taken });
+        Error::Unsettled { source: source.into() }
+    }
+
+    /// Moves the job's file to where the verdict says and takes the claim away, and says whether that was all. Can be
+    /// called again where it failed, or stopped before a flush that is put off.
+    fn settle(&mut self, outcome: Outcome, flush_later: bool) -> Result<bool> {
+        let flush_later = flush_later && self.durable;
         let layout = if self.dir.is_intact() { self.shared.layout() } else { self.reopen()? };
         let (state, entry) = match outcome {
             Outcome::Success => (State::Success, self.job.entry()),
@@ -343,21 +357,27 @@ impl Held {
             self.moved = true;
         }
         step!("settle: moved");
-        if self.durable
-            && let Some(target) = target
-        {
-            target.sync().at(|| target.path().into())?;
+        if self.durable && target.is_some() {
+            // The directory goes after that: were its removal flushed with something else, and the job's move not, the
+            // job would be nowhere.
+            if flush_later {
+                return Ok(false);
+            }
+            layout.flush(state)?;
         }
         step!("settle: flushed");
         if !self.give_back(processing) {
             self.remove(processing)?;
         }
         if self.durable && target.is_none() {
-            processing.sync().at(|| processing.path().into())?;
+            if flush_later {
+                return Ok(false);
+            }
+            layout.flush(State::Processing)?;
         }
         step!("settle: removed");
         self.shared.leave(&self.job);
-        Ok(())
+        Ok(true)
     }
 
     /// Leaves the directory to the next claim, where rule 11 lets it.
@@ -419,6 +439,60 @@ impl Held {
     }
 }
 
+/// The verdict of a pass that waits for its flush. One is enough: none waits longer than until the pass's next claim.
+#[derive(Default)]
+pub(crate) struct Unflushed(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    verdict: Option<(Held, Outcome)>,
+    /// Whether the pass is over, and nobody would flush any more.
+    is_over: bool,
+}
+
+impl Unflushed {
+    /// Settles a claim, but for the flush. What is to be done again is not put off: others may be waiting for the job.
+    ///
+    /// Locked meanwhile, so that who sees the verdict can have it flushed.
+    fn settle(&self, mut held: Held, outcome: Outcome) -> Result<()> {
+        let mut waiting = locked(&self.0);
+        waiting.flush();
+        let flush_later = !waiting.is_over && !matches!(outcome, Outcome::Retry(_));
+        match held.settle(outcome, flush_later) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                waiting.verdict = Some((held, outcome));
+                Ok(())
+            }
+            Err(source) => Err(held.keep(outcome, source)),
+        }
+    }
+
+    /// Has the verdict on the disk, if one waits for that. What goes wrong is told, and tried again as with any verdict.
+    pub(crate) fn flush(&self) {
+        locked(&self.0).flush();
+    }
+
+    /// The same, and puts none off any more.
+    pub(crate) fn end(&self) {
+        let mut waiting = locked(&self.0);
+        waiting.is_over = true;
+        waiting.flush();
+    }
+}
+
+impl Waiting {
+    fn flush(&mut self) {
+        if let Some((mut held, outcome)) = self.verdict.take()
+            && let Err(source) = held.settle(outcome, false)
+        {
+            let (shared, id) = (Arc::clone(&held.shared), held.job.id());
+            let error = held.keep(outcome, source);
+            shared.tell(Notice::new(format!("job {id} could not be settled: {error}")));
+        }
+    }
+}
+
 /// A claim whose verdict the disk did not take: it keeps its place in the table and its directory.
 pub(crate) struct Unsettled {
     held: Held,
@@ -429,7 +503,7 @@ pub(crate) struct Unsettled {
 
 impl Unsettled {
     pub(crate) fn try_again(&mut self) -> Result<()> {
-        let settled = self.held.settle(self.outcome);
+        let settled = self.held.settle(self.outcome, false).map(drop);
         self.is_taken = settled.as_ref().is_err_and(is_taken);
         settled
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use arc_swap::ArcSwapOption;
 use uuid::Uuid;
 
-use crate::claim::{Attempt, Claim, Terms};
+use crate::claim::{Attempt, Claim, Terms, Unflushed};
 use crate::error::{At, Error, Result};
 use crate::job::{self, Due, Job, JobRef, Kinds, OwnerName};
 use crate::layout::{self, Layout};
@@ -105,6 +105,28 @@ pub struct Pass {
     kinds: Kinds,
     order: Order,
     faults: Faults,
+    shared: Arc<Shared>,
+    unflushed: Arc<Unflushed>,
+}
+
+impl Pass {
+    /// Has the verdicts on its jobs on the disk, if the queue is durable.
+    pub fn flush(&self) {
+        // In a forked child all of that is the parent's.
+        if self.shared.is_ours() {
+            self.unflushed.flush();
+        }
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        if self.shared.is_ours() {
+            self.unflushed.end();
+        } else {
+            std::mem::forget((Arc::clone(&self.shared), Arc::clone(&self.unflushed)));
+        }
+    }
 }
 
 /// Jobs that could not be claimed on the way to one that can. They keep nobody from the others; but where nothing can be
@@ -483,7 +505,8 @@ impl Queue {
             self.care(shared, Duration::ZERO)?;
             let mut listing = Listing::default();
             shared.list(&mut listing, order)?;
-            Ok(Pass { listing, kinds, order, faults: Faults::default() })
+            let (shared, unflushed) = (Arc::clone(shared), shared.start_pass());
+            Ok(Pass { listing, kinds, order, faults: Faults::default(), shared, unflushed })
         })
     }
 
@@ -492,6 +515,13 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`]
     pub fn claim_next(&self, pass: &mut Pass) -> Result<Option<Claim>> {
+        let claimed = self.claim_listed_before(pass);
+        // A flush makes those after it cheap: this verdict's comes after the claim's, and before anybody begins with it.
+        pass.flush();
+        claimed
+    }
+
+    fn claim_listed_before(&self, pass: &mut Pass) -> Result<Option<Claim>> {
         let shared = match self.shared() {
             Err(Error::Closed) => return Ok(None),
             shared => shared?,
@@ -512,7 +542,9 @@ impl Queue {
                 pass.listing.met();
                 continue;
             }
-            match Claim::take(&shared, job, &self.terms()) {
+            // In a forked child the pass is its parent's.
+            let terms = Terms { pass: pass.shared.is_ours().then_some(&pass.unflushed), ..self.terms() };
+            match Claim::take(&shared, job, &terms) {
                 Ok(Attempt::Won(claim)) => {
                     pass.faults.forgive(&shared);
                     return Ok(Some(claim));
@@ -529,7 +561,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`]
     pub fn status(&self, job: &JobRef) -> Result<Option<State>> {
-        self.healing(|shared| {
+        self.showing(|shared| {
             for _ in 0..LOOKS {
                 // First as it is called if it is a data job, or as the whole name says: no large directory is read,
                 // but for `scheduled/`, whose names begin with the due time.
@@ -557,7 +589,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`]
     pub fn is_in(&self, state: State, job: &JobRef) -> Result<bool> {
-        self.healing(|shared| {
+        self.showing(|shared| {
             let known = job.known();
             Ok(has_known(shared, state, job, &known)?
                 || (matches!(job, JobRef::Id(_)) && find_listed(shared, state, job)?.is_some()))
@@ -569,7 +601,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`]
     pub fn count(&self, state: State) -> Result<usize> {
-        self.healing(|shared| {
+        self.showing(|shared| {
             let mut count = 0;
             visit_jobs(shared, state, |_| true, |_, _, _| count += 1)?;
             Ok(count)
@@ -581,7 +613,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`]
     pub fn jobs(&self, state: State) -> Result<Jobs> {
-        self.healing(|shared| {
+        self.showing(|shared| {
             let mut jobs = Vec::new();
             visit_jobs(shared, state, |_| true, |job, due, owner| jobs.push((job, due, owner)))?;
             jobs.sort_unstable_by_key(|(job, ..)| job.id());
@@ -595,7 +627,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`]
     pub fn requeue(&self, job: &JobRef) -> Result<bool> {
-        self.healing(|shared| {
+        self.showing(|shared| {
             self.care(shared, Duration::ZERO)?;
             let layout = shared.layout();
             for state in KeepPolicy::ALL.states() {
@@ -623,7 +655,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`]
     pub fn requeue_all(&self, which: KeepPolicy) -> Result<usize> {
-        self.healing(|shared| {
+        self.showing(|shared| {
             self.care(shared, Duration::ZERO)?;
             let layout = shared.layout();
             // That they are files the listing told.
@@ -642,7 +674,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`]
     pub fn cleanup(&self, which: KeepPolicy, older_than: Duration) -> Result<usize> {
-        self.healing(|shared| {
+        self.showing(|shared| {
             let layout = shared.layout();
             let now = SystemTime::now();
             let (deleted, fault) = to_each(shared, list_kept(shared, which)?, |state, job| {
@@ -670,7 +702,13 @@ impl Queue {
     }
 
     fn terms(&self) -> Terms<'_> {
-        Terms { base: &self.base, keep: self.keep, durable: self.durable(), detection: self.crash_detection() }
+        Terms {
+            base: &self.base,
+            keep: self.keep,
+            durable: self.durable(),
+            detection: self.crash_detection(),
+            pass: None,
+        }
     }
 
     /// Looks after what time does to the queue: promotes what is due, and, unless that was done so recently, settles what
@@ -730,6 +768,15 @@ impl Queue {
         }
     }
 
+    /// The same, of what shows where jobs are, or acts on it: a verdict that is seen is on the disk.
+    fn showing<T>(&self, mut f: impl FnMut(&Arc<Shared>) -> Result<T>) -> Result<T> {
+        self.healing(|shared| {
+            let shown = f(shared);
+            shared.flush_verdicts();
+            shown
+        })
+    }
+
     fn publishing<T>(&self, due: Option<Due>, mut publish: impl FnMut(Publisher<'_>) -> Result<T>) -> Result<T> {
         self.healing(|shared| {
             let layout = shared.layout();
@@ -762,11 +809,7 @@ impl Queue {
     }
 
     fn sync(&self, layout: &Layout, state: State) -> Result<()> {
-        if !self.durable() {
-            return Ok(());
-        }
-        let dir = layout.dir(state);
-        dir.sync().at(|| dir.path().into())
+        if self.durable() { layout.flush(state) } else { Ok(()) }
     }
 }
 

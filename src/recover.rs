@@ -269,8 +269,7 @@ impl<'a> Promotion<'a> {
             self.one(&job.scheduled_entry(due), &job);
         }
         if self.moved && durable {
-            let queued = self.layout.dir(State::Queued);
-            queued.sync().at(|| queued.path().into())?;
+            self.layout.flush(State::Queued)?;
         }
         Ok(self)
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::ArcSwap;
 use uuid::Uuid;
 
-use crate::claim::Unsettled;
+use crate::claim::{Unflushed, Unsettled};
 use crate::error::{At, Error, Result};
 use crate::fork::{self, PerProcess};
 use crate::job::{Due, Job, OwnerName};
@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     generation: u64,
     table: Mutex<Table>,
     unsettled: Mutex<Vec<Unsettled>>,
+    /// Of the passes that go on.
+    unflushed: Mutex<Vec<Weak<Unflushed>>>,
     notices: Mutex<Vec<Notice>>,
     pub(crate) spares: Spares,
     /// Whether so much was told once that no more of it is.
@@ -160,6 +162,7 @@ impl Shared {
             generation: fork::generation(),
             table: Mutex::default(),
             unsettled: Mutex::default(),
+            unflushed: Mutex::default(),
             notices: Mutex::default(),
             spares: Spares::default(),
             told_all: AtomicBool::new(false),
@@ -297,6 +300,23 @@ impl Shared {
         let unsettled = locked(&self.unsettled);
         let taken = unsettled.iter().filter(|verdict| verdict.is_taken).count();
         taken >= MOST_TAKEN || unsettled.len() - taken >= MOST_UNSETTLED
+    }
+
+    /// For the verdicts of a pass.
+    pub(crate) fn start_pass(&self) -> Arc<Unflushed> {
+        let pass = Arc::default();
+        let mut passes = locked(&self.unflushed);
+        passes.retain(|pass| pass.strong_count() > 0);
+        passes.push(Arc::downgrade(&pass));
+        pass
+    }
+
+    /// Has the verdicts of all passes on the disk, for who may have seen them.
+    pub(crate) fn flush_verdicts(&self) {
+        let passes: Vec<_> = locked(&self.unflushed).iter().filter_map(Weak::upgrade).collect();
+        for pass in &passes {
+            pass.flush();
+        }
     }
 
     /// Something that a person should know of, each time.

@@ -985,3 +985,115 @@ fn a_trouble_is_told_once_and_again_when_it_was_over_for_a_while() {
     fail::cfg("tell: troubles are over at once", "return").unwrap();
     assert_eq!((told(), told()), (1, 1));
 }
+
+// Rule 18: flushes that are shared.
+
+/// A durable queue in which jobs wait, and a pass of it that has its first.
+fn begun_pass(world: &World, jobs: usize) -> (Queue, pacchettino::Pass, Claim) {
+    let queue = Queue::open(world.home.path(), KeepPolicy::ALL, true, CrashDetection::LockFile).unwrap();
+    for job in 0..jobs {
+        world.send(&job.to_string());
+    }
+    let mut pass = queue.pass(Kinds::ANY, Order::Fifo).unwrap();
+    let claim = queue.claim_next(&mut pass).unwrap().unwrap();
+    (queue, pass, claim)
+}
+
+#[test]
+fn a_flush_that_fails_is_the_failure_of_each_sender_that_shared_it() {
+    let world = World::new();
+    let queue = Arc::new(Queue::open(world.home.path(), KeepPolicy::ALL, true, CrashDetection::LockFile).unwrap());
+    fail::cfg("flush: fails", "return").unwrap();
+    let senders: Vec<_> = (0..8)
+        .map(|_| {
+            let queue = Arc::clone(&queue);
+            thread("sender", move || queue.send(b"", None))
+        })
+        .collect();
+    let mut told: Vec<_> = senders
+        .into_iter()
+        .map(|sender| match sender.join().unwrap() {
+            Err(Error::Sent { source, sent }) => {
+                assert_eq!(source.errno(), Some(5));
+                let [id] = sent[..] else { panic!("{sent:?}") };
+                format!("raw-{id}")
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    told.sort();
+    assert_eq!(world.names("queued"), told);
+}
+
+#[test]
+fn a_verdict_of_a_pass_is_flushed_before_its_next_claim_is_given_or_it_ends_or_somebody_sees_it() {
+    let flushed = |pass: pacchettino::Pass, queue: &Queue, way: &str| {
+        let mut pass = Some(pass);
+        match way {
+            "the next claim" => {
+                let next = queue.claim_next(pass.as_mut().unwrap()).unwrap().unwrap();
+                next.settle(Outcome::Retry(None)).unwrap();
+            }
+            "flush" => pass.as_ref().unwrap().flush(),
+            "the end" => drop(pass.take()),
+            "count" => assert_eq!(queue.count(State::Success).unwrap(), 1),
+            "jobs" => assert_eq!(queue.jobs(State::Success).unwrap().count(), 1),
+            "requeue_all" => assert_eq!(queue.requeue_all(KeepPolicy::ALL).unwrap(), 1),
+            "cleanup" => assert_eq!(queue.cleanup(KeepPolicy::ALL, Duration::ZERO).unwrap(), 1),
+            _ => unreachable!(),
+        }
+        pass
+    };
+    for way in ["the next claim", "flush", "the end", "count", "jobs", "requeue_all", "cleanup"] {
+        let world = World::new();
+        let (queue, pass, claim) = begun_pass(&world, 2);
+        let dir = claim.path().unwrap().parent().unwrap().to_owned();
+        claim.settle(Outcome::Success).unwrap();
+        assert_eq!(world.names("success").len(), 1, "the verdict is given");
+        assert!(dir.exists(), "its directory stays until the flush");
+        let pass = flushed(pass, &queue, way);
+        assert!(!dir.exists(), "{way}");
+        drop(pass);
+    }
+}
+
+#[test]
+fn a_verdict_that_others_wait_for_or_whose_pass_is_over_is_flushed_at_once() {
+    let world = World::new();
+    let (_queue, _pass, claim) = begun_pass(&world, 1);
+    claim.settle(Outcome::Retry(None)).unwrap();
+    assert!(world.names("processing").is_empty());
+
+    let (_queue, pass, claim) = begun_pass(&world, 0);
+    drop(pass);
+    claim.settle(Outcome::Success).unwrap();
+    assert!(world.names("processing").is_empty());
+}
+
+#[test]
+fn two_verdicts_of_a_pass_wait_for_one_flush_each() {
+    let world = World::new();
+    let (queue, mut pass, one) = begun_pass(&world, 2);
+    let two = queue.claim_next(&mut pass).unwrap().unwrap();
+    one.settle(Outcome::Success).unwrap();
+    two.settle(Outcome::Failed).unwrap();
+    assert_eq!(world.names("processing").len(), 1);
+    pass.flush();
+    assert!(world.names("processing").is_empty());
+}
+
+#[test]
+fn a_verdict_of_a_pass_whose_flush_fails_is_told_and_tried_again() {
+    let world = World::new();
+    let (queue, pass, claim) = begun_pass(&world, 1);
+    let id = claim.job().unwrap().id();
+    claim.settle(Outcome::Success).unwrap();
+    fail::cfg("flush: fails", "return").unwrap();
+    pass.flush();
+    let notices = queue.take_notices();
+    assert!(notices.iter().any(|notice| notice.text.starts_with(&format!("job {id} could not be settled: "))));
+    assert_eq!(world.names("processing").len(), 1);
+    fail::remove("flush: fails");
+    world.look();
+    assert!(world.names("processing").is_empty());
+}

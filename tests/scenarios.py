@@ -125,14 +125,14 @@ def scenario(keep: KeepPolicy = KeepPolicy.ALL, *, durable: bool = True) -> Call
     return register
 
 
-def handle(queue: Pacchettino, tell: Tell, *verdicts: Result | Exception) -> Pacchettino:
+def handle(queue: Pacchettino, tell: Tell, *verdicts: Result | BaseException) -> Pacchettino:
     """Have jobs handled so that the test hears of it; the first ones with these verdicts, the others with success."""
     rest = list(verdicts)
 
     def handler(content: bytes) -> Result:
         verdict = rest.pop(0) if rest else Result.SUCCESS
         tell("handling", NAMES[content], verdict is Result.RETRY)
-        if isinstance(verdict, Exception):
+        if isinstance(verdict, BaseException):
             raise verdict
         return verdict
 
@@ -310,7 +310,7 @@ def an_interruption(place: Place, open: Open, tell: Tell) -> Iterator[None]:
 def receive(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     for name in ("one", "two", "three"):
         lay_job(place, "queued/raw-{}", name)
-    queue = handle(open(), tell, Result.FAILED, Result.RETRY)
+    queue = handle(open(), tell_settled(tell), Result.FAILED, Result.RETRY)
     yield
     queue.receive()
     tell("returned", "one", "two", "three")
@@ -349,6 +349,57 @@ def receive_in_a_row(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     yield
     queue.receive()
     tell("returned", "one", "two", "three")
+
+
+def tell_settled(tell: Tell) -> Tell:
+    """Have a handler tell that the jobs before its own are settled: their verdicts must be on the disk by then."""
+    before: list[str] = []
+
+    def handling(what: str, job: str, again: bool) -> None:
+        tell(what, job, again)
+        if before:
+            tell("returned", *before)
+        before.append(job)
+
+    return handling
+
+
+@scenario(KeepPolicy.FAILED)
+def receive_of_what_is_removed(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    for name in ("one", "two", "three"):
+        lay_job(place, "queued/raw-{}", name)
+    queue = handle(open(), tell_settled(tell), Result.SUCCESS, Result.FAILED)
+    yield
+    queue.receive()
+    tell("returned", "one", "two", "three")
+
+
+@scenario()
+def receive_that_is_broken_off(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    for name in ("one", "two", "three"):
+        lay_job(place, "queued/raw-{}", name)
+    queue = handle(open(), tell, Result.SUCCESS, KeyboardInterrupt())
+    yield
+    with suppress(KeyboardInterrupt):
+        queue.receive()
+    tell("returned", "one", "two", "three")
+
+
+@scenario()
+def a_look_in_the_middle_of_receive(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    id = lay_job(place, "queued/raw-{}")
+    queue = open()
+    core = queue._core
+    yield
+    waiting = core.start_pass(True, True, True)
+    claim = core.claim_next(waiting)
+    assert claim is not None
+    claim.begin()
+    tell("handling", "one", False)
+    claim.succeed()
+    assert queue.status(id) is Status.SUCCESS
+    tell("returned", "one")
+    waiting.flush()
 
 
 @scenario()

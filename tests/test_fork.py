@@ -287,6 +287,36 @@ def test_a_child_that_comes_back_out_of_a_handler_shares_the_other_jobs_with_its
     assert entries(queue_dir / "success") == sorted(f"raw-{id}".encode() for id in ids)
 
 
+def test_a_child_does_not_flush_the_verdict_that_its_parent_has_yet_to_flush(queue_dir: Path) -> None:
+    with Peer(queue_dir) as peer:
+        peer("""
+            queue.durable = True
+            queue.send_many([b'payload'] * 2)
+            waiting = queue._core.start_pass(True, True, True)
+            claim = queue._core.claim_next(waiting)
+            claim.begin()
+            claim.succeed()
+            def in_child():
+                waiting.flush()
+                other = queue._core.claim_next(waiting)
+                other.begin()
+                other.fail()
+                return queue.count_successful()
+            pass
+        """)
+        processing = entries(queue_dir / "processing")
+        assert len(processing) == 1
+        with peer.fork() as child:
+            assert child("in_child()") == 1
+            assert processing[0] in entries(queue_dir / "processing")
+            child("queue.count_failed()")
+            child("del waiting")
+            assert entries(queue_dir / "processing") == processing
+        peer("waiting.flush()")
+        assert entries(queue_dir / "processing") == []
+        assert peer("queue.count_failed(), queue.count_successful()") == (1, 1)
+
+
 # What outlives a consumer does not keep its lock
 
 

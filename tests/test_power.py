@@ -9,18 +9,34 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import random
 import re
+import select
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import quick_directory
-from helpers import ID, STATES, everything, lay_down, new_id, until
-from pacchettino import Pacchettino
-from scenarios import CONTENT, SCENARIOS, Course, Place, check_after_deaths, opener, recovered, undisturbed
+from helpers import ID, PATIENCE, STATES, everything, lay_down, new_id, until
+from pacchettino import KeepPolicy, Pacchettino
+from scenarios import (
+    CONTENT,
+    SCENARIOS,
+    Course,
+    Place,
+    check_after_deaths,
+    consumer_looks,
+    opener,
+    recovered,
+    undisturbed,
+)
 from syscalls import DEATH, Fate, Tell, needs_traps, trap
 
 pytestmark = needs_traps
@@ -102,7 +118,16 @@ def disk(request: pytest.FixtureRequest) -> Iterator[Disk]:
     shutil.rmtree(directory)
 
 
-QUICK = {"a_first_send_data", "send_many", "success", "a_retry_later", "a_removal", "recovery", "promotion_and_success"}
+QUICK = {
+    "a_first_send_data",
+    "send_many",
+    "success",
+    "a_retry_later",
+    "a_removal",
+    "recovery",
+    "promotion_and_success",
+    "receive",
+}
 
 every_scenario = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.torture) for name in SCENARIOS]
@@ -197,6 +222,113 @@ def jobs_by_content(place: Place) -> dict[bytes, tuple[str, ...]]:
             ids += re.findall(ID, path)
     assert len(set(ids)) == len(ids)
     return found
+
+
+THREADS = 8
+
+Work = Callable[[Pacchettino, Callable[[str, str], None]], None]
+"""What a thread does with a queue; it tells what it did to which jobs."""
+
+
+def send(queue: Pacchettino, tell: Callable[[str, str], None]) -> None:
+    while True:
+        tell("queued", queue.send_data(CONTENT["one"]))
+        for id in queue.send_many([CONTENT["one"]] * 5):
+            tell("queued", id)
+
+
+def receive(queue: Pacchettino, tell: Callable[[str, str], None]) -> None:
+    begun = threading.local()
+
+    def handler(id: str, data: bytes) -> None:
+        begun.job = id
+        tell("begun", id)
+
+    queue.on_data_received(handler)
+    while queue.receive_one():
+        tell("success", begun.job)
+
+
+def receive_in_passes(queue: Pacchettino, tell: Callable[[str, str], None]) -> None:
+    """Tell of a job that it is settled as soon as the pass is at the next one."""
+    before = threading.local()
+
+    def handler(id: str, data: bytes) -> None:
+        if last := getattr(before, "job", None):
+            tell("success", last)
+        before.job = id
+        tell("begun", id)
+
+    queue.on_data_received(handler)
+    queue.receive()
+
+
+def told_by_threads(work: Work, disk: Disk, how: str, base: Path, moment: float) -> list[list[str]]:
+    """Have a process work in many threads until the power is cut, and give what they had told by then."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            queue = Pacchettino(base, durable=True)
+
+            def tell(what: str, id: str) -> None:
+                os.write(writer, f"{what} {id}\n".encode())
+
+            def run() -> None:
+                with suppress(OSError):  # from the cut on
+                    work(queue, tell)
+
+            threads = [threading.Thread(target=run, daemon=True) for _ in range(THREADS)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        os._exit(0)
+    os.close(writer)
+    told = b""
+    try:
+        assert select.select([reader], [], [], PATIENCE)[0], "the threads hang"
+        end = time.monotonic() + moment
+        while (left := end - time.monotonic()) > 0:
+            if select.select([reader], [], [], left)[0]:
+                told += os.read(reader, 1 << 16)
+        # What comes from now on does not count: after this cut, unlike after a real one, the process lives on, and the
+        # `fsync` of a directory of xfs says success, since it finds nothing left to be written.
+        disk.cut(how)
+        os.kill(pid, signal.SIGKILL)
+    finally:
+        os.waitpid(pid, 0)
+        os.close(reader)
+    return [line.decode().split() for line in told.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+@every_cut
+@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("work", [send, receive, receive_in_passes], ids=lambda work: work.__name__)
+def test_what_many_threads_of_a_durable_queue_have_told_is_on_the_disk(
+    work: Work, times: int, how: str, disk: Disk, tmp_path: Path
+) -> None:
+    chance = random.Random(times)
+    for _ in range(times):
+        place = Place.make(disk.mounted, tmp_path)
+        with Pacchettino(place.base) as queue:
+            sent = set() if work is send else set(queue.send_many([CONTENT["one"]] * 2000))
+        disk.flush()
+        told = told_by_threads(work, disk, how, place.base, chance.random() * 0.2)
+        disk.start()
+        consumer_looks(place, KeepPolicy.ALL)
+        found: dict[str, str] = {}
+        for path, (kind, content) in everything(place.base).items():
+            state, *_ = path.decode().split("/")
+            if kind == "file" and state in STATES:
+                assert content == CONTENT["one"]
+                (id,) = re.findall(ID, path)
+                assert id.decode() not in found, "a job in two states"
+                found[id.decode()] = state
+        assert sent <= found.keys()
+        for what, id in told:
+            assert found[id] in {"success", "interrupted"} if what == "begun" else found[id] == what, (what, id)
+        place.remove()
 
 
 DAMAGED = {"empty": b"", "zeroes": bytes(4096), "cut off": b"one one o"}

@@ -31,7 +31,8 @@ class Queue:
     def cleanup(self, which: int, older_than: float) -> int: ...
 
 @final
-class Pass: ...
+class Pass:
+    def flush(self) -> None: ...
 
 @final
 class Claim:

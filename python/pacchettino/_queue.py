@@ -221,14 +221,20 @@ class Pacchettino:
         handled = 0
         with self._logging():
             waiting = self._core.start_pass(self._order(fifo), data, file)
-        while True:
+        try:
+            while True:
+                with self._logging():
+                    claim = self._core.claim_next(waiting)
+                if claim is None:
+                    return handled
+                if claim.is_ours:
+                    self._handle(claim)
+                    handled += 1
+        except BaseException:
+            # The last verdict of a durable queue waits for its flush, which would have come with the next claim.
             with self._logging():
-                claim = self._core.claim_next(waiting)
-            if claim is None:
-                return handled
-            if claim.is_ours:
-                self._handle(claim)
-                handled += 1
+                waiting.flush()
+            raise
 
     def receive_one(self, timeout: Duration | None = 0, *, fifo: bool | None = None) -> bool:
         """Handle one job if there is one, or comes within `timeout`. Returns whether there was one.

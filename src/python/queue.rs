@@ -169,6 +169,14 @@ impl Queue {
 #[pyclass(frozen, module = "pacchettino._core")]
 pub(super) struct Pass(Mutex<queue::Pass>);
 
+#[pymethods]
+impl Pass {
+    /// Has the verdicts on its jobs on the disk.
+    fn flush(&self, py: Python<'_>) {
+        detached(py, || locked(&self.0).flush());
+    }
+}
+
 /// When the job with this id was sent, in Unix milliseconds; `None` for what is no id.
 #[pyfunction]
 pub(super) fn sent_at(job: &Bound<'_, PyString>) -> Option<u64> {
