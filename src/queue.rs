@@ -351,7 +351,13 @@ impl Queue {
             if !go_on() {
                 return Err(Error::Stopped);
             }
-            let look = self.healing(|shared| self.look(shared, kinds, order, waits));
+            let look = self.healing(|shared| {
+                let look = self.look(shared, kinds, order, waits);
+                if !matches!(look, Ok(Look::Claimed(_))) {
+                    shared.remove_spares();
+                }
+                look
+            });
             let is_last = deadline.is_over();
             let (nothing, until) = match look {
                 Ok(Look::Claimed(claim)) => return Ok(Some(claim)),
@@ -424,7 +430,6 @@ impl Queue {
                     continue;
                 }
             }
-            shared.remove_spares();
             let next_due = locked(&shared.care).schedule.next_due;
             step!("look: found nothing");
             return Ok(Look::Nothing(Nothing { shared: Arc::clone(shared), seen, watched, next_due }));
@@ -518,6 +523,9 @@ impl Queue {
         let claimed = self.claim_listed_before(pass);
         // A flush makes those after it cheap: this verdict's comes after the claim's, and before anybody begins with it.
         pass.flush();
+        if claimed.is_err() && pass.shared.is_ours() {
+            pass.shared.remove_spares();
+        }
         claimed
     }
 

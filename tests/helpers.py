@@ -89,6 +89,11 @@ def entries(directory: Path) -> list[bytes]:
     return sorted(os.listdir(os.fsencode(directory)))  # noqa: PTH208
 
 
+def claims(base: Path) -> list[bytes]:
+    """List the directories of claims, without those that wait for the next one."""
+    return [name for name in entries(base / "processing") if not name.startswith(b"spare-")]
+
+
 def everything(base: Path) -> dict[bytes, tuple[str, bytes]]:
     """Describe all that is below a directory: what it is, and what is in it."""
     found = {}

@@ -7,7 +7,6 @@ import copy
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import start_python
-from helpers import entries, everything, files
+from helpers import claims, entries, everything, files
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -723,8 +722,7 @@ class QueueBesideModel(RuleBasedStateMachine):
         assert found == expected
         assert entries(self.base / "tmp") == []
         # A claim has one directory, with one file in it.
-        claimed = [path for path in (self.base / "processing").iterdir() if stat.S_ISDIR(path.lstat().st_mode)]
-        assert len(claimed) == len(self.in_state(Status.PROCESSING, DEAD))
+        assert len(claims(self.base)) == len(self.in_state(Status.PROCESSING, DEAD))
 
     @invariant()
     def whoever_looks_sees_the_same(self) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from helpers import DIRECTORIES, Peer, cpu_seconds, entries, everything, new_id, sleeps_on_the_watch, until
+from helpers import DIRECTORIES, Peer, claims, cpu_seconds, entries, everything, new_id, sleeps_on_the_watch, until
 from pacchettino import Pacchettino, SendError, Status
 
 # The storage that there is. Each gives a directory, below which the queue is made.
@@ -574,7 +574,7 @@ def test_a_verdict_given_meanwhile_is_taken_or_kept_and_done_when_it_ends(scene:
     if "processing" in condition.deletes and old == scene.base:
         ends = {}
     until(lambda: all((old / directory).is_dir() for directory in DIRECTORIES))
-    until(lambda: scene.has_all(ends, old) and entries(old / "processing") == [])
+    until(lambda: scene.has_all(ends, old) and claims(old) == [])
     file = scene.base.with_name("last")
     file.touch()
     with Pacchettino(scene.base) as queue:
