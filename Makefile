@@ -4,13 +4,15 @@
 # make soak     mixed work under kills, forks and clock steps for SECONDS=60, checked by a record outside the queue
 # make lint     what must be clean
 # make check-windows   whether src/sys/windows.rs type-checks
-# make bench    what a job costs beside the bare system calls
+# make bench    what a job costs beside the bare system calls and in other queues, written to benches/results/; root
+#               measures on ext4, too. LARGEST=100000 leaves out the backlogs of a million jobs
+# make bench-quick   its everyday figures, in under two minutes
 PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin
 SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
-.PHONY: demo test test-rust test-python torture soak lint check-windows bench clean
+.PHONY: demo test test-rust test-python torture soak lint check-windows bench bench-quick clean
 
 demo: $(VENV)/built
 	$(RUN)/python examples/demo.py
@@ -50,9 +52,13 @@ check-windows:
 	sysroot=$$(bash tools/cross-std.sh x86_64-pc-windows-gnu) && \
 	PATH="$$sysroot/bin:$$PATH" cargo clippy --locked --target x86_64-pc-windows-gnu -- -D warnings
 
-bench: $(VENV)/built
-	cargo bench --locked --bench bare
-	$(RUN)/python benches/throughput.py
+LARGEST ?= 1000000
+
+bench: $(VENV)/built $(VENV)/peers
+	$(RUN)/python benches/measure.py --largest $(LARGEST)
+
+bench-quick: $(VENV)/built
+	$(RUN)/python benches/measure.py --quick
 
 # The extension, built for speed and installed into the virtual environment.
 $(VENV)/built: $(VENV)/ready $(SOURCE)
@@ -63,6 +69,11 @@ $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --upgrade pip
 	$(RUN)/python -m pip install --quiet --group dev
+	touch $@
+
+# The other queues that the benchmark measures.
+$(VENV)/peers: $(VENV)/ready
+	$(RUN)/python -m pip install --quiet --group bench
 	touch $@
 
 clean:

@@ -1,160 +1,97 @@
-//! What a job costs beside the bare system calls that it can't do without.
+//! The bare system calls that a queue can't do without, and the crate without Python: the yardstick of `make bench`.
 //!
-//! `cargo bench --bench bare` measures both in turns, so that whatever else the machine does hits both, and prints a
-//! table. The jobs go through `PACCHETTINO_BENCH_DIR`; without it, through memory where there is `/dev/shm`, since a
-//! disk hides what is to be seen. With `-- --json` it is `benches/throughput.py`'s yardstick: for each number of jobs
-//! that it reads it does the bare calls alone, and writes their rates.
+//! Each line of the standard input is a piece of work, `<sequence> <first> <jobs> <size> <directory>`: the sequence is
+//! one of those in `run`, and is done for the jobs of `size` bytes that are numbered from `first` on. The answer is a
+//! line of seconds: how long all of it took or, for `wake`, how long each job took. The directory is a queue's, and
+//! the jobs have the names that a queue gives them, so that what is filled here can be taken there.
 
 /// `renameat2` is Linux's, and nix knows it for the GNU C library only.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod linux {
-    use std::env;
     use std::error::Error;
     use std::ffi::{CStr, CString};
-    use std::fs::{self, File};
+    use std::fs;
     use std::hint::black_box;
     use std::io;
     use std::os::fd::OwnedFd;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
+    use std::sync::mpsc;
+    use std::thread;
     use std::time::{Duration, Instant};
 
+    use nix::dir::{Dir, Type};
     use nix::fcntl::{AT_FDCWD, OFlag, RenameFlags, openat, renameat2};
-    use nix::sys::stat::{Mode, fstat, mkdirat};
-    use nix::unistd::{UnlinkatFlags, close, read, syncfs, unlinkat, write};
+    use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+    use nix::sys::stat::{Mode, mkdirat};
+    use nix::unistd::{UnlinkatFlags, close, fsync, read, syncfs, unlinkat, write};
     use pacchettino::{CrashDetection, KeepPolicy, Kinds, Order, Outcome, Queue};
-    use tempfile::TempDir;
 
     type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-    const JOBS: u32 = 20_000;
-    const ROUNDS: usize = 5;
-    /// How many jobs go one way before as many go the other way.
-    const TURN: usize = 200;
-    const PAYLOAD: [u8; 256] = [b'x'; 256];
-
     pub(super) fn main() -> Result<()> {
-        let parent = env::var_os("PACCHETTINO_BENCH_DIR").map_or_else(default_parent, PathBuf::from);
-        let filesystem = filesystem(&parent)?;
-        // Nothing in it is deleted before the end: on some filesystems that slows down what comes after.
-        let home = tempfile::Builder::new().prefix("pacchettino-bench-").tempdir_in(parent)?;
-        if env::args().any(|argument| argument == "--json") {
-            serve_rates(&home, &filesystem)
-        } else {
-            print_table(&home, &filesystem)
-        }
-    }
-
-    fn default_parent() -> PathBuf {
-        let memory = Path::new("/dev/shm");
-        if memory.is_dir() { memory.into() } else { env::temp_dir() }
-    }
-
-    /// The type of the filesystem that a directory is on.
-    fn filesystem(directory: &Path) -> Result<String> {
-        let directory = directory.canonicalize()?;
-        let mounts = fs::read_to_string("/proc/self/mounts")?;
-        let found = mounts
-            .lines()
-            .filter_map(|line| {
-                let mut fields = line.split(' ').skip(1);
-                Some((fields.next()?, fields.next()?))
-            })
-            .filter(|(mount_point, _)| directory.starts_with(mount_point))
-            .max_by_key(|(mount_point, _)| mount_point.len());
-        Ok(found.map_or("unknown", |(_, filesystem)| filesystem).to_owned())
-    }
-
-    fn serve_rates(home: &TempDir, filesystem: &str) -> Result<()> {
         for line in io::stdin().lines() {
-            let jobs: u32 = line?.trim().parse()?;
-            let bare = Bare::new(&fresh_directory(home)?, jobs)?;
-            let ((), send) = timed(|| (0..jobs).try_for_each(|number| bare.send(number)))?;
-            let ((), receive) = timed(|| (0..jobs).try_for_each(|number| bare.receive(number)))?;
-            let (send, receive) = (rate(jobs, send), rate(jobs, receive));
-            println!(r#"{{"filesystem": "{filesystem}", "send": {send:.0}, "receive": {receive:.0}}}"#);
+            let line = line?;
+            let seconds: Vec<_> = run(&line)?.iter().map(|time| time.as_secs_f64().to_string()).collect();
+            println!("{}", seconds.join(" "));
         }
         Ok(())
     }
 
-    fn print_table(home: &TempDir, filesystem: &str) -> Result<()> {
-        let (sends, receives): (Vec<_>, Vec<_>) =
-            (0..ROUNDS).map(|_| round(home)).collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        println!("{filesystem}, {JOBS} jobs of {} bytes, median of {ROUNDS} rounds\n", PAYLOAD.len());
-        println!("| operation | bare calls | crate | bare jobs/s | crate jobs/s | crate/bare |");
-        println!("| --- | ---: | ---: | ---: | ---: | ---: |");
-        for (operation, times) in [("send", sends), ("receive", receives)] {
-            let (bare, ours): (Vec<_>, Vec<_>) = times.into_iter().unzip();
-            let (bare, ours) = (median(bare), median(ours));
-            let (bare_rate, our_rate) = (rate(JOBS, bare), rate(JOBS, ours));
-            println!(
-                "| {operation} | {:.1?} | {:.1?} | {bare_rate:.0} | {our_rate:.0} | {:.2} |",
-                bare / JOBS,
-                ours / JOBS,
-                our_rate / bare_rate,
-            );
+    fn run(line: &str) -> Result<Vec<Duration>> {
+        let [sequence, first, jobs, size, directory] =
+            line.splitn(5, ' ').collect::<Vec<_>>().try_into().map_err(|_| format!("no piece of work: {line:?}"))?;
+        let (first, jobs, size) = (first.parse()?, jobs.parse()?, size.parse()?);
+        if let Some(sequence) = sequence.strip_prefix("core-") {
+            return Ok(vec![core(sequence, jobs, size, Path::new(directory))?]);
         }
-        Ok(())
-    }
-
-    /// How long all jobs took, by bare calls and through the crate.
-    type Times = (Duration, Duration);
-
-    /// Sends, then receives all jobs, both ways.
-    fn round(home: &TempDir) -> Result<(Times, Times)> {
-        let bare = Bare::new(&fresh_directory(home)?, JOBS)?;
-        let queue = Queue::open(fresh_directory(home)?, KeepPolicy::ALL, false, CrashDetection::LockFile)?;
-
-        let send = in_turns(|number| bare.send(number), || queue.send(&PAYLOAD, None).map(drop))?;
-
-        let (mut pass, listed) = timed(|| queue.pass(Kinds::ANY, Order::Fifo))?;
-        let receive = in_turns(
-            |number| bare.receive(number),
-            || -> Result<()> {
-                let claim = queue.claim_next(&mut pass)?.ok_or("a job is missing")?;
-                black_box(claim.read()?);
-                Ok(claim.settle(Outcome::Success)?)
-            },
-        )?;
-        Ok((send, (receive.0, receive.1 + listed)))
-    }
-
-    fn in_turns<E: Into<Box<dyn Error>>>(
-        mut bare: impl FnMut(u32) -> nix::Result<()>,
-        mut ours: impl FnMut() -> std::result::Result<(), E>,
-    ) -> Result<Times> {
-        let mut times = Times::default();
-        for first in (0..JOBS).step_by(TURN) {
-            times.0 += timed(|| (first..).take(TURN).try_for_each(&mut bare))?.1;
-            times.1 += timed(|| (0..TURN).try_for_each(|_| ours()))?.1;
-        }
-        Ok(times)
-    }
-
-    fn timed<T, E: Into<Box<dyn Error>>>(f: impl FnOnce() -> std::result::Result<T, E>) -> Result<(T, Duration)> {
+        let mut bare = Bare::new(Path::new(directory), first, jobs, size)?;
         let start = Instant::now();
-        let done = f().map_err(Into::into)?;
-        Ok((done, start.elapsed()))
+        match sequence {
+            "send" => bare.each(|bare, job| bare.send(job, false))?,
+            "send-durable" => bare.each(|bare, job| bare.send(job, true))?,
+            "send-durable-together" => bare.send_together()?,
+            "claim" => bare.each(|bare, job| bare.claim(job, End::Keep))?,
+            "claim-delete" => bare.each(|bare, job| bare.claim(job, End::Delete))?,
+            "claim-durable" => bare.each(|bare, job| bare.claim(job, End::KeepDurably))?,
+            "claim-reused" => bare.claim_with_one_directory(End::Keep)?,
+            "claim-reused-delete" => bare.claim_with_one_directory(End::Delete)?,
+            "claim-without" => bare.each(|bare, job| bare.claim_without_directory(job, End::Keep))?,
+            "claim-without-delete" => bare.each(|bare, job| bare.claim_without_directory(job, End::Delete))?,
+            "fill" => bare.each(Bare::fill)?,
+            "list" => each_entry(&bare.success, |_| Ok(()))?,
+            "put-back" => each_entry(&bare.queued, |name| move_file(&bare.queued, name, &bare.success, name))?,
+            "cleanup" => each_entry(&bare.success, |name| unlinkat(&bare.success, name, UnlinkatFlags::NoRemoveDir))?,
+            "wake" => return bare.wake(),
+            _ => return Err(format!("no such sequence: {sequence}").into()),
+        }
+        Ok(vec![start.elapsed()])
     }
 
-    fn median(mut times: Vec<Duration>) -> Duration {
-        times.sort_unstable();
-        times[times.len() / 2]
-    }
-
-    fn rate(jobs: u32, time: Duration) -> f64 {
-        f64::from(jobs) / time.as_secs_f64()
-    }
-
-    /// A new directory, on a disk that is done with what was written before.
-    fn fresh_directory(home: &TempDir) -> Result<PathBuf> {
-        let directory = TempDir::new_in(home)?.keep();
-        syncfs(File::open(&directory)?)?;
-        Ok(directory)
+    /// What Python's layer is laid upon.
+    fn core(sequence: &str, jobs: usize, size: usize, directory: &Path) -> Result<Duration> {
+        let queue = Queue::open(directory, KeepPolicy::ALL, false, CrashDetection::LockFile)?;
+        let payload = vec![b'x'; size];
+        let start = Instant::now();
+        match sequence {
+            "send" => (0..jobs).try_for_each(|_| queue.send(&payload, None).map(drop))?,
+            "receive" => {
+                let mut pass = queue.pass(Kinds::ANY, Order::Random)?;
+                for _ in 0..jobs {
+                    let claim = queue.claim_next(&mut pass)?.ok_or("a job is missing")?;
+                    black_box(claim.read()?);
+                    claim.settle(Outcome::Success)?;
+                }
+            }
+            _ => return Err(format!("no such sequence of the core: {sequence}").into()),
+        }
+        Ok(start.elapsed())
     }
 
     /// The least that a queue does, with handles of its directories.
     struct Bare {
-        names: Vec<Names>,
+        jobs: Vec<Names>,
+        payload: Vec<u8>,
+        buffer: Vec<u8>,
         tmp: OwnedFd,
         queued: OwnedFd,
         processing: OwnedFd,
@@ -166,66 +103,187 @@ mod linux {
         draft: CString,
         entry: CString,
         claim: CString,
+        /// The file in the claim's directory, from `processing/` on.
+        claimed: CString,
     }
 
-    /// In a claim's directory.
-    const FILE: &CStr = c"raw";
+    /// How a job ends.
+    #[derive(Clone, Copy)]
+    enum End {
+        Keep,
+        KeepDurably,
+        Delete,
+    }
 
     const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
     impl Bare {
-        fn new(directory: &Path, jobs: u32) -> Result<Self> {
-            let make = |name| -> Result<OwnedFd> {
+        fn new(directory: &Path, first: usize, jobs: usize, size: usize) -> Result<Self> {
+            let open = |name| -> Result<OwnedFd> {
                 let path = directory.join(name);
-                fs::create_dir(&path)?;
+                fs::create_dir_all(&path)?;
                 Ok(openat(AT_FDCWD, &path, DIRECTORY, Mode::empty())?)
             };
             Ok(Self {
-                names: (0..jobs).map(Names::new).collect::<Result<_>>()?,
-                tmp: make("tmp")?,
-                queued: make("queued")?,
-                processing: make("processing")?,
-                success: make("success")?,
+                jobs: (first..first + jobs).map(Names::new).collect::<Result<_>>()?,
+                payload: vec![b'x'; size],
+                buffer: vec![0; size + 1],
+                tmp: open("tmp")?,
+                queued: open("queued")?,
+                processing: open("processing")?,
+                success: open("success")?,
             })
         }
 
-        fn send(&self, number: u32) -> nix::Result<()> {
-            let names = &self.names[number as usize];
-            let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
-            let file = openat(&self.tmp, &*names.draft, flags, Mode::from_bits_truncate(0o666))?;
-            assert_eq!(write(&file, &PAYLOAD)?, PAYLOAD.len());
-            close(file)?;
-            renameat2(&self.tmp, &*names.draft, &self.queued, &*names.entry, RenameFlags::RENAME_NOREPLACE)
+        fn each(&mut self, mut work: impl FnMut(&mut Self, &Names) -> nix::Result<()>) -> nix::Result<()> {
+            let jobs = std::mem::take(&mut self.jobs);
+            jobs.iter().try_for_each(|job| work(self, job))
         }
 
-        fn receive(&self, number: u32) -> nix::Result<()> {
-            let names = &self.names[number as usize];
-            mkdirat(&self.processing, &*names.claim, Mode::from_bits_truncate(0o777))?;
-            let claim = openat(&self.processing, &*names.claim, DIRECTORY, Mode::empty())?;
-            renameat2(&self.queued, &*names.entry, &claim, FILE, RenameFlags::RENAME_NOREPLACE)?;
+        fn send(&self, job: &Names, durable: bool) -> nix::Result<()> {
+            self.create(&self.tmp, &job.draft, durable)?;
+            move_file(&self.tmp, &job.draft, &self.queued, &job.entry)?;
+            if durable { fsync(&self.queued) } else { Ok(()) }
+        }
 
-            let file = openat(&claim, FILE, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
-            let mut data = [0; PAYLOAD.len()];
-            assert_eq!(fstat(&file)?.st_size.try_into(), Ok(data.len()));
-            assert_eq!(read(&file, &mut data)?, data.len());
-            black_box(&data);
+        /// All are written, then flushed together, then moved; then their directory is flushed.
+        fn send_together(&self) -> nix::Result<()> {
+            self.jobs.iter().try_for_each(|job| self.create(&self.tmp, &job.draft, false))?;
+            syncfs(&self.tmp)?;
+            self.jobs.iter().try_for_each(|job| move_file(&self.tmp, &job.draft, &self.queued, &job.entry))?;
+            fsync(&self.queued)
+        }
+
+        /// A job that is done already.
+        fn fill(&mut self, job: &Names) -> nix::Result<()> {
+            self.create(&self.success, &job.entry, false)
+        }
+
+        fn create(&self, directory: &OwnedFd, name: &CStr, durable: bool) -> nix::Result<()> {
+            let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+            let file = openat(directory, name, flags, Mode::from_bits_truncate(0o666))?;
+            if !self.payload.is_empty() {
+                assert_eq!(write(&file, &self.payload)?, self.payload.len());
+            }
+            if durable {
+                fsync(&file)?;
+            }
+            close(file)
+        }
+
+        /// With a fresh directory for the job.
+        fn claim(&mut self, job: &Names, end: End) -> nix::Result<()> {
+            mkdirat(&self.processing, &*job.claim, Mode::from_bits_truncate(0o777))?;
+            move_file(&self.queued, &job.entry, &self.processing, &job.claimed)?;
+            if let End::KeepDurably = end {
+                fsync(openat(&self.processing, &*job.claim, DIRECTORY, Mode::empty())?)?;
+                fsync(&self.processing)?;
+            }
+            self.read_and_settle(job, &job.claimed, end)?;
+            unlinkat(&self.processing, &*job.claim, UnlinkatFlags::RemoveDir)
+        }
+
+        /// With one directory, which goes from job to job.
+        fn claim_with_one_directory(&mut self, end: End) -> nix::Result<()> {
+            let mut last = c"spare".to_owned();
+            mkdirat(&self.processing, &*last, Mode::from_bits_truncate(0o777))?;
+            for job in std::mem::take(&mut self.jobs) {
+                move_file(&self.processing, &last, &self.processing, &job.claim)?;
+                move_file(&self.queued, &job.entry, &self.processing, &job.claimed)?;
+                self.read_and_settle(&job, &job.claimed, end)?;
+                last = job.claim;
+            }
+            unlinkat(&self.processing, &*last, UnlinkatFlags::RemoveDir)
+        }
+
+        fn claim_without_directory(&mut self, job: &Names, end: End) -> nix::Result<()> {
+            move_file(&self.queued, &job.entry, &self.processing, &job.entry)?;
+            self.read_and_settle(job, &job.entry, end)
+        }
+
+        fn read_and_settle(&mut self, job: &Names, claimed: &CStr, end: End) -> nix::Result<()> {
+            let file = openat(&self.processing, claimed, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+            // The buffer has room for one byte more: a read that does not fill it shows the end as well.
+            assert_eq!(read(&file, &mut self.buffer)?, self.payload.len());
+            black_box(&self.buffer);
             close(file)?;
+            match end {
+                End::Keep => move_file(&self.processing, claimed, &self.success, &job.entry),
+                End::Delete => unlinkat(&self.processing, claimed, UnlinkatFlags::NoRemoveDir),
+                End::KeepDurably => {
+                    move_file(&self.processing, claimed, &self.success, &job.entry)?;
+                    fsync(&self.success)
+                }
+            }
+        }
 
-            renameat2(&claim, FILE, &self.success, &*names.entry, RenameFlags::RENAME_NOREPLACE)?;
-            unlinkat(&self.processing, &*names.claim, UnlinkatFlags::RemoveDir)?;
-            close(claim)
+        /// How long after a send a thread that slept in `inotify` has the job's bytes.
+        fn wake(mut self) -> Result<Vec<Duration>> {
+            let watch = Inotify::init(InitFlags::IN_CLOEXEC)?;
+            let queued = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.queued));
+            watch.add_watch(queued.as_str(), AddWatchFlags::IN_MOVED_TO)?;
+            let jobs = std::mem::take(&mut self.jobs);
+            let bare = &self;
+            thread::scope(|scope| {
+                let (woken, wakes) = mpsc::channel();
+                let consumer = scope.spawn({
+                    let jobs = &jobs;
+                    move || -> nix::Result<()> {
+                        let mut buffer = vec![0; bare.buffer.len()];
+                        for job in jobs {
+                            watch.read_events()?;
+                            mkdirat(&bare.processing, &*job.claim, Mode::from_bits_truncate(0o777))?;
+                            move_file(&bare.queued, &job.entry, &bare.processing, &job.claimed)?;
+                            let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+                            read(openat(&bare.processing, &*job.claimed, flags, Mode::empty())?, &mut buffer)?;
+                            if woken.send(Instant::now()).is_err() {
+                                break;
+                            }
+                        }
+                        Ok(())
+                    }
+                });
+                let times = jobs
+                    .iter()
+                    .map(|job| {
+                        thread::sleep(Duration::from_millis(3));
+                        bare.send(job, false)?;
+                        let sent = Instant::now();
+                        Ok(wakes.recv()?.saturating_duration_since(sent))
+                    })
+                    .collect();
+                consumer.join().map_err(|_| "the consumer panicked")??;
+                times
+            })
         }
     }
 
     impl Names {
-        fn new(number: u32) -> Result<Self> {
+        fn new(number: usize) -> Result<Self> {
             let (id, token) = (format!("01a227f2-b0d6-7000-826e-{number:012}"), "abcdefghij");
             Ok(Self {
                 draft: CString::new(format!("{id}-{token}"))?,
                 entry: CString::new(format!("raw-{id}"))?,
                 claim: CString::new(format!("raw-{id}.{token}"))?,
+                claimed: CString::new(format!("raw-{id}.{token}/raw"))?,
             })
         }
+    }
+
+    fn move_file(from: &OwnedFd, name: &CStr, to: &OwnedFd, new_name: &CStr) -> nix::Result<()> {
+        renameat2(from, name, to, new_name, RenameFlags::RENAME_NOREPLACE)
+    }
+
+    fn each_entry(directory: &OwnedFd, mut act: impl FnMut(&CStr) -> nix::Result<()>) -> nix::Result<()> {
+        // Opened anew: what is read of a directory counts for all that share its description.
+        let mut entries = Dir::openat(directory, c".", DIRECTORY, Mode::empty())?;
+        for entry in entries.iter() {
+            let entry = entry?;
+            if entry.file_type() != Some(Type::Directory) {
+                act(entry.file_name())?;
+            }
+        }
+        Ok(())
     }
 }
 
