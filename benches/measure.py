@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -243,10 +244,11 @@ def together(count: int, jobs: int, kind: Any, work: Callable[..., object], *arg
     workers = [start_one(target=body, args=(told,)) for _, told in times]
     for worker in workers:
         worker.start()
-    starts, ends = zip(*(listen.recv() for listen, _ in times), strict=True)
+    starts, ends = zip(*(answer(listen) for listen, _ in times), strict=True)
     for worker in workers:
         worker.join()
-    return jobs / (max(ends) - min(starts))
+    took: float = max(ends) - min(starts)
+    return jobs / took
 
 
 def in_a_process(work: Callable[..., Any], *arguments: object) -> Any:
@@ -254,9 +256,16 @@ def in_a_process(work: Callable[..., Any], *arguments: object) -> Any:
     listen, told = FORK.Pipe(duplex=False)
     child = FORK.Process(target=lambda: told.send(work(*arguments)))
     child.start()
-    result = listen.recv()
+    result = answer(listen)
     child.join()
     return result
+
+
+def answer(listen: Connection) -> Any:
+    """What a worker tells, unless it died."""
+    if not listen.poll(timeout=300):
+        raise TimeoutError("a worker told nothing in five minutes")
+    return listen.recv()
 
 
 @measure
@@ -334,7 +343,7 @@ def consumer(directory: Path) -> Iterator[Callable[[], float]]:
         time.sleep(0.5)  # it has begun to wait
         yield lambda: struct.unpack("d", os.read(listen, 8))[0]
     finally:
-        process.terminate()
+        process.kill()
         process.join()
         os.close(listen)
         os.close(told)
@@ -444,8 +453,8 @@ def main() -> None:
             title, _, remarks = inspect.cleandoc(MEASURES[name].__doc__ or "").partition("\n\n")
             sections.append((name, title.rstrip("."), remarks, rows(found)))
             print(f"\n{title}\n\n{table(sections[-1][-1])}\n")
-    if not arguments.quick and not arguments.measures:
-        write(sections, arguments.rounds)
+            if not arguments.quick and not arguments.measures:
+                write(sections, arguments.rounds)
 
 
 def write(sections: list[tuple[str, str, str, list[Row]]], rounds: int) -> None:

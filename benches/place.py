@@ -27,7 +27,7 @@ def filesystem(kind: str) -> Iterator[Path]:
             # Inodes for millions of small files, without a thread of the kernel that zeroes them while we measure.
             run("mkfs.ext4", "-q", "-i", "4096", image)
             run("mount", "-o", "loop,noinit_itable", image, home)
-            stack.callback(run, "umount", home)
+            stack.callback(run, "umount", "--lazy", home)  # after an error somebody may still have handles
         yield home
 
 

@@ -78,11 +78,11 @@ def number(value: float) -> str:
     """With three significant digits."""
     if not value:
         return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{round(value, 2 - math.floor(math.log10(abs(value)))):,.{digits}f}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    return f"{round(value, digits):,.{max(0, digits)}f}"
 
 
-COLOURS = ["#c2410c", "#94a3b8", "#64748b", "#334155", "#0f766e"]
+COLOURS = ["#c2410c", "#38bdf8", "#0f766e", "#94a3b8", "#475569", "#0f172a"]
 
 
 def plot(title: str, rows: list[Row]) -> str:
@@ -98,7 +98,7 @@ def plot(title: str, rows: list[Row]) -> str:
 
     parts = [f'<text x="10" y="20" font-weight="bold">{escape(title)}</text>']
     for place, name in enumerate(names):
-        at = left + place * 130
+        at = 20 + place * 150
         parts.append(
             f'<circle cx="{at}" cy="40" r="5" fill="{COLOURS[place]}"/><text x="{at + 9}" y="44">{name}</text>'
         )
