@@ -96,7 +96,7 @@ def plot(title: str, rows: list[Row]) -> str:
     def x(value: float) -> float:
         return left + width * (math.log10(max(value, 10.0**low)) - low) / max(1, high - low)
 
-    parts = [f'<text x="10" y="20" font-weight="bold">{escape(title)}</text>']
+    parts = [f'<text x="10" y="20" font-weight="bold">{escape(title)}; jobs/s</text>']
     for place, name in enumerate(names):
         at = 20 + place * 150
         parts.append(
