@@ -125,83 +125,32 @@ def everyday(lab: Lab) -> Iterator[Figure]:
 
 
 @measure
-def sizes(lab: Lab) -> Iterator[Figure]:
-    """Jobs of other sizes."""
-    for _ in range(SHORT * lab.rounds):
-        for name, size, jobs in (
-            ("0 bytes", 0, 400),
-            ("256 bytes", 256, 400),
-            ("4 KB", 4 << 10, 400),
-            ("64 KB", 64 << 10, 100),
-            ("1 MB", 1 << 20, 10),
-        ):
-            queue, payload = queue_in(lab.directory()), b"x" * size
-            sent = bare_send(lab, jobs, size=size)
-            yield Figure(f"send_data: {name}", rate(jobs, send_loop, queue, jobs, payload), sent)
-            claimed = bare_claims(lab, jobs, size=size)
-            yield Figure(f"receive: {name}", rate(jobs, queue.receive), claimed)
-            deleting = queue_in(queue.base_dir, KeepPolicy.NONE)
-            send_loop(queue, jobs, payload)
-            claimed = bare_claims(lab, jobs, size=size, suffix="-delete")
-            yield Figure(f"receive, KeepPolicy.NONE: {name}", rate(jobs, deleting.receive), claimed)
-
-
-@measure
-def backlog(lab: Lab) -> Iterator[Figure]:
-    """With 10 to 1,000,000 jobs waiting, empty ones; the first job is that of a process that has just begun."""
-    for waiting in filter(lab.largest.__ge__, (10, 1_000, 100_000, 1_000_000)):
-        jobs, name = min(waiting, 1_000), f"{waiting:,} waiting"
-        queue, bare = queue_in(lab.directory()), lab.directory()
-        done = queue.send_data("")
-        receive_loop(queue, 1)
-        for directory in (queue.base_dir, bare):
-            lab.bare.rate("send", directory, waiting, size=0)
-
-        for _ in range(lab.rounds):
-            took, megabytes = in_a_process(first_job, queue.base_dir)
-            yield Figure(f"first job: {name}", 1e3 * took, unit="ms")
-            yield Figure(f"peak memory: {name}", megabytes, unit="MB")
-
-        send_loop(queue, 1, b"")
-        receive_loop(queue, 1)  # from here on the jobs are listed
-        for number in range(lab.rounds):
-            first = waiting + number * jobs
-            sent = {"send": lab.bare.rate("send", bare, jobs, first=first, size=0)}
-            yield Figure(f"send_data: {name}", rate(jobs, send_loop, queue, jobs, b""), sent)
-            claimed = {"a directory each": lab.bare.rate("claim", bare, jobs, first=number * jobs, size=0)}
-            yield Figure(f"receive_one in a loop: {name}", rate(jobs, receive_loop, queue, jobs), claimed)
-            yield Figure(f"status: {name}", rate(1_000, repeat, 1_000, queue.status, done))
-
-
-def first_job(directory: Path) -> tuple[float, float]:
-    """Seconds from opening a queue to a job of it, and the megabytes that the process had at most."""
-    start = time.perf_counter()
-    job = Pacchettino(directory).claim()
-    took = time.perf_counter() - start
-    assert job is not None
-    with job:
-        return took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-@measure
-def crowds(lab: Lab) -> Iterator[Figure]:
-    """Several producers, then several consumers of what they sent.
-
-    In bare calls each has its own share, and nobody is in another's way.
-    """
-    jobs = 4_000
+def peers(lab: Lab) -> Iterator[Figure]:
+    """Other queues, with their defaults: 256 bytes are sent, taken, and said to be done."""
+    jobs = 500
     for _ in range(lab.rounds):
-        for fifo, order in ((False, "any order"), (True, "FIFO")):
-            for crowd in (1, 2, 4, 8):
-                path, bare, name = lab.directory(), lab.directory(), f"{crowd} process{'es' if crowd > 1 else ''}"
-                sent = {"send": lab.bare.rate("send", bare, jobs, processes=crowd)}
-                yield Figure(f"send_data: {name}", together(crowd, jobs, FORK, send_apart, path, jobs // crowd), sent)
-                claimed = {"a directory each": lab.bare.rate("claim", bare, jobs, processes=crowd)}
-                figure = together(crowd, jobs, FORK, receive_apart, path, fifo)
-                yield Figure(f"receive, {order}: {name}", figure, claimed)
-            queue = queue_in(lab.directory(), fifo=fifo)
-            queue.send_many([PAYLOAD] * jobs)
-            yield Figure(f"receive, {order}: 8 threads", together(8, jobs, threading, queue.receive))
+        for peer in PEERS:
+            bare = lab.directory()
+            sent = {"bare": lab.bare.rate("send", bare, jobs)}
+            claimed = {"bare": lab.bare.rate("claim", bare, jobs)}
+            with ExitStack() as stack:
+                try:
+                    calls = stack.enter_context(peer.open(lab.directory()))
+                except (ImportError, FileNotFoundError) as error:
+                    print(f"NOT MEASURED: {peer.name}: {error}", file=sys.stderr)
+                    continue
+                calls.send(PAYLOAD)
+                calls.receive()  # what is made at the first use is there now
+                yield Figure(f"send: {peer.name}", rate(jobs, repeat, jobs, calls.send, PAYLOAD), sent)
+                yield Figure(f"receive: {peer.name}", rate(jobs, repeat, jobs, calls.receive), claimed)
+                if calls.send_many is not None:
+                    figure = rate(jobs, calls.send_many, [PAYLOAD] * jobs)
+                    yield Figure(f"send a batch of {jobs}: {peer.name}", figure, sent)
+
+
+def repeat(times: int, call: Callable[..., object], *arguments: object) -> None:
+    for _ in range(times):
+        call(*arguments)
 
 
 @measure
@@ -355,6 +304,108 @@ def quantile(values: list[float], part: float) -> float:
 
 
 @measure
+def files(lab: Lab) -> Iterator[Figure]:
+    """A file of 1 GB, sent by copy beside `cp`, and by move beside a rename; less is better."""
+    directory = lab.directory()
+    source, other = directory / "source", directory / "other"
+    with source.open("wb") as file:
+        for _ in range(1024):
+            file.write(os.urandom(1 << 20))
+    queue = Pacchettino(lab.directory())
+    for _ in range(lab.rounds):
+        copied = seconds(run, "cp", source, other)
+        other.unlink()
+        ours = seconds(queue.send_file, source)
+        next(queue.jobs(Status.QUEUED)).path.unlink()
+        yield Figure("copy of 1 GB", 1e3 * ours, {"cp": 1e3 * copied}, unit="ms")
+
+        moved = seconds(source.rename, other)
+        ours = seconds(lambda: queue.send_file(other, copy=False))
+        next(queue.jobs(Status.QUEUED)).path.rename(source)
+        yield Figure("move of 1 GB", 1e3 * ours, {"rename": 1e3 * moved}, unit="ms")
+
+
+@measure
+def sizes(lab: Lab) -> Iterator[Figure]:
+    """Jobs of other sizes."""
+    for _ in range(SHORT * lab.rounds):
+        for name, size, jobs in (
+            ("0 bytes", 0, 400),
+            ("256 bytes", 256, 400),
+            ("4 KB", 4 << 10, 400),
+            ("64 KB", 64 << 10, 100),
+            ("1 MB", 1 << 20, 10),
+        ):
+            queue, payload = queue_in(lab.directory()), b"x" * size
+            sent = bare_send(lab, jobs, size=size)
+            yield Figure(f"send_data: {name}", rate(jobs, send_loop, queue, jobs, payload), sent)
+            claimed = bare_claims(lab, jobs, size=size)
+            yield Figure(f"receive: {name}", rate(jobs, queue.receive), claimed)
+            deleting = queue_in(queue.base_dir, KeepPolicy.NONE)
+            send_loop(queue, jobs, payload)
+            claimed = bare_claims(lab, jobs, size=size, suffix="-delete")
+            yield Figure(f"receive, KeepPolicy.NONE: {name}", rate(jobs, deleting.receive), claimed)
+
+
+@measure
+def crowds(lab: Lab) -> Iterator[Figure]:
+    """Several producers, then several consumers of what they sent.
+
+    In bare calls each has its own share, and nobody is in another's way.
+    """
+    jobs = 2_000
+    for _ in range(lab.rounds):
+        for fifo, order in ((False, "any order"), (True, "FIFO")):
+            for crowd in (1, 2, 4, 8):
+                path, bare, name = lab.directory(), lab.directory(), f"{crowd} process{'es' if crowd > 1 else ''}"
+                sent = {"send": lab.bare.rate("send", bare, jobs, processes=crowd)}
+                yield Figure(f"send_data: {name}", together(crowd, jobs, FORK, send_apart, path, jobs // crowd), sent)
+                claimed = {"a directory each": lab.bare.rate("claim", bare, jobs, processes=crowd)}
+                figure = together(crowd, jobs, FORK, receive_apart, path, fifo)
+                yield Figure(f"receive, {order}: {name}", figure, claimed)
+            queue = queue_in(lab.directory(), fifo=fifo)
+            queue.send_many([PAYLOAD] * jobs)
+            yield Figure(f"receive, {order}: 8 threads", together(8, jobs, threading, queue.receive))
+
+
+@measure
+def backlog(lab: Lab) -> Iterator[Figure]:
+    """With 10 to 1,000,000 jobs waiting, empty ones; the first job is that of a process that has just begun."""
+    for waiting in filter(lab.largest.__ge__, (10, 1_000, 100_000, 1_000_000)):
+        jobs, name = min(waiting, 1_000), f"{waiting:,} waiting"
+        queue, bare = queue_in(lab.directory()), lab.directory()
+        done = queue.send_data("")
+        receive_loop(queue, 1)
+        for directory in (queue.base_dir, bare):
+            lab.bare.rate("send", directory, waiting, size=0)
+
+        for _ in range(lab.rounds):
+            took, megabytes = in_a_process(first_job, queue.base_dir)
+            yield Figure(f"first job: {name}", 1e3 * took, unit="ms")
+            yield Figure(f"peak memory: {name}", megabytes, unit="MB")
+
+        send_loop(queue, 1, b"")
+        receive_loop(queue, 1)  # from here on the jobs are listed
+        for number in range(lab.rounds):
+            first = waiting + number * jobs
+            sent = {"send": lab.bare.rate("send", bare, jobs, first=first, size=0)}
+            yield Figure(f"send_data: {name}", rate(jobs, send_loop, queue, jobs, b""), sent)
+            claimed = {"a directory each": lab.bare.rate("claim", bare, jobs, first=number * jobs, size=0)}
+            yield Figure(f"receive_one in a loop: {name}", rate(jobs, receive_loop, queue, jobs), claimed)
+            yield Figure(f"status: {name}", rate(1_000, repeat, 1_000, queue.status, done))
+
+
+def first_job(directory: Path) -> tuple[float, float]:
+    """Seconds from opening a queue to a job of it, and the megabytes that the process had at most."""
+    start = time.perf_counter()
+    job = Pacchettino(directory).claim()
+    took = time.perf_counter() - start
+    assert job is not None
+    with job:
+        return took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@measure
 def bulk(lab: Lab) -> Iterator[Figure]:
     """All jobs at once, empty ones.
 
@@ -380,57 +431,6 @@ def list_jobs(queue: Pacchettino) -> None:
         pass
 
 
-@measure
-def files(lab: Lab) -> Iterator[Figure]:
-    """A file of 1 GB, sent by copy beside `cp`, and by move beside a rename; less is better."""
-    directory = lab.directory()
-    source, other = directory / "source", directory / "other"
-    with source.open("wb") as file:
-        for _ in range(1024):
-            file.write(os.urandom(1 << 20))
-    queue = Pacchettino(lab.directory())
-    for _ in range(lab.rounds):
-        copied = seconds(run, "cp", source, other)
-        other.unlink()
-        ours = seconds(queue.send_file, source)
-        next(queue.jobs(Status.QUEUED)).path.unlink()
-        yield Figure("copy of 1 GB", 1e3 * ours, {"cp": 1e3 * copied}, unit="ms")
-
-        moved = seconds(source.rename, other)
-        ours = seconds(lambda: queue.send_file(other, copy=False))
-        next(queue.jobs(Status.QUEUED)).path.rename(source)
-        yield Figure("move of 1 GB", 1e3 * ours, {"rename": 1e3 * moved}, unit="ms")
-
-
-@measure
-def peers(lab: Lab) -> Iterator[Figure]:
-    """Other queues, with their defaults: 256 bytes are sent, taken, and said to be done."""
-    jobs = 500
-    for _ in range(lab.rounds):
-        for peer in PEERS:
-            bare = lab.directory()
-            sent = {"bare": lab.bare.rate("send", bare, jobs)}
-            claimed = {"bare": lab.bare.rate("claim", bare, jobs)}
-            with ExitStack() as stack:
-                try:
-                    calls = stack.enter_context(peer.open(lab.directory()))
-                except (ImportError, FileNotFoundError) as error:
-                    print(f"NOT MEASURED: {peer.name}: {error}", file=sys.stderr)
-                    continue
-                calls.send(PAYLOAD)
-                calls.receive()  # what is made at the first use is there now
-                yield Figure(f"send: {peer.name}", rate(jobs, repeat, jobs, calls.send, PAYLOAD), sent)
-                yield Figure(f"receive: {peer.name}", rate(jobs, repeat, jobs, calls.receive), claimed)
-                if calls.send_many is not None:
-                    figure = rate(jobs, calls.send_many, [PAYLOAD] * jobs)
-                    yield Figure(f"send a batch of {jobs}: {peer.name}", figure, sent)
-
-
-def repeat(times: int, call: Callable[..., object], *arguments: object) -> None:
-    for _ in range(times):
-        call(*arguments)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the everyday figures")
@@ -451,6 +451,8 @@ def main() -> None:
                 print(f"{time.strftime('%X')} {name} on {kind}", file=sys.stderr)
                 with filesystem(kind) as home:
                     found[kind] = list(MEASURES[name](Lab(home, bare, arguments.rounds, arguments.largest)))
+            if not any(found.values()):
+                continue  # all of it is larger than `--largest`
             title, _, remarks = inspect.cleandoc(MEASURES[name].__doc__ or "").partition("\n\n")
             sections.append((name, title.rstrip("."), remarks, rows(found)))
             print(f"\n{title}\n\n{table(sections[-1][-1])}\n")
