@@ -1,9 +1,10 @@
 //! The bare system calls that a queue can't do without, and the crate without Python: the yardstick of `make bench`.
 //!
-//! Each line of the standard input is a piece of work, `<sequence> <first> <jobs> <size> <directory>`: the sequence is
-//! one of those in `run`, and is done for the jobs of `size` bytes that are numbered from `first` on. The answer is a
-//! line of seconds: how long all of it took or, for `wake`, how long each job took. The directory is a queue's, and
-//! the jobs have the names that a queue gives them, so that what is filled here can be taken there.
+//! A line of the standard input is a piece of work, `<sequence> <first> <jobs> <size> <directory>`: the sequence is one
+//! of those in `run`, and is done for the jobs of `size` bytes that are numbered from `first` on. When all is prepared
+//! the answer is `ready`, and any line starts it. Then the answer is when it began and ended, in seconds since 1970 or,
+//! for `wake`, how many seconds each job took. The directory is a queue's, and the jobs have the names that a queue
+//! gives them, so that what is sent here can be taken there.
 
 /// `renameat2` is Linux's, and nix knows it for the GNU C library only.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -17,7 +18,7 @@ mod linux {
     use std::path::Path;
     use std::sync::mpsc;
     use std::thread;
-    use std::time::{Duration, Instant};
+    use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
     use nix::dir::{Dir, Type};
     use nix::fcntl::{AT_FDCWD, OFlag, RenameFlags, openat, renameat2};
@@ -29,12 +30,25 @@ mod linux {
     type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
     pub(super) fn main() -> Result<()> {
-        for line in io::stdin().lines() {
-            let line = line?;
-            let seconds: Vec<_> = run(&line)?.iter().map(|time| time.as_secs_f64().to_string()).collect();
-            println!("{}", seconds.join(" "));
+        let mut line = String::new();
+        while io::stdin().read_line(&mut line)? > 0 {
+            let times: Vec<_> = run(line.trim_end())?.iter().map(|time| time.as_secs_f64().to_string()).collect();
+            println!("{}", times.join(" "));
+            line.clear();
         }
         Ok(())
+    }
+
+    /// Says that all is prepared, and waits until those who do the same at the same time are ready, too.
+    fn wait_for_start() -> Result<Duration> {
+        println!("ready");
+        io::stdin().read_line(&mut String::new())?;
+        now()
+    }
+
+    /// By a clock that all processes have.
+    fn now() -> Result<Duration> {
+        Ok(SystemTime::now().duration_since(UNIX_EPOCH)?)
     }
 
     fn run(line: &str) -> Result<Vec<Duration>> {
@@ -42,10 +56,10 @@ mod linux {
             line.splitn(5, ' ').collect::<Vec<_>>().try_into().map_err(|_| format!("no piece of work: {line:?}"))?;
         let (first, jobs, size) = (first.parse()?, jobs.parse()?, size.parse()?);
         if let Some(sequence) = sequence.strip_prefix("core-") {
-            return Ok(vec![core(sequence, jobs, size, Path::new(directory))?]);
+            return core(sequence, jobs, size, Path::new(directory));
         }
         let mut bare = Bare::new(Path::new(directory), first, jobs, size)?;
-        let start = Instant::now();
+        let start = wait_for_start()?;
         match sequence {
             "send" => bare.each(|bare, job| bare.send(job, false))?,
             "send-durable" => bare.each(|bare, job| bare.send(job, true))?,
@@ -64,14 +78,14 @@ mod linux {
             "wake" => return bare.wake(),
             _ => return Err(format!("no such sequence: {sequence}").into()),
         }
-        Ok(vec![start.elapsed()])
+        Ok(vec![start, now()?])
     }
 
     /// What Python's layer is laid upon.
-    fn core(sequence: &str, jobs: usize, size: usize, directory: &Path) -> Result<Duration> {
+    fn core(sequence: &str, jobs: usize, size: usize, directory: &Path) -> Result<Vec<Duration>> {
         let queue = Queue::open(directory, KeepPolicy::ALL, false, CrashDetection::LockFile)?;
         let payload = vec![b'x'; size];
-        let start = Instant::now();
+        let start = wait_for_start()?;
         match sequence {
             "send" => (0..jobs).try_for_each(|_| queue.send(&payload, None).map(drop))?,
             "receive" => {
@@ -84,7 +98,7 @@ mod linux {
             }
             _ => return Err(format!("no such sequence of the core: {sequence}").into()),
         }
-        Ok(start.elapsed())
+        Ok(vec![start, now()?])
     }
 
     /// The least that a queue does, with handles of its directories.

@@ -161,7 +161,7 @@ def durable(lab: Lab) -> Iterator[Figure]:
     """
     jobs = 400
     for _ in range(lab.rounds):
-        queue, path = queue_in(lab.directory(), durable=True), lab.directory()
+        queue = queue_in(lab.directory(), durable=True)
         sent = bare_send(lab, jobs, "send-durable")
         yield Figure("send_data", rate(jobs, send_loop, queue, jobs), sent)
         sent = bare_send(lab, 1_000, "send-durable-together")
@@ -169,15 +169,7 @@ def durable(lab: Lab) -> Iterator[Figure]:
         sent = bare_send(lab, jobs, "send-durable", 8)
         yield Figure("send_data, 8 threads", together(8, jobs, threading, send_loop, queue, jobs // 8), sent)
         sent = bare_send(lab, jobs, "send-durable", 4)
-        yield Figure("send_data, 4 processes", together(4, jobs, FORK, send_apart, path, jobs // 4, True), sent)
-
-
-def send_apart(directory: Path, jobs: int, durable: bool = False) -> None:
-    send_loop(queue_in(directory, durable=durable), jobs)
-
-
-def receive_apart(directory: Path, fifo: bool) -> None:
-    queue_in(directory, fifo=fifo).receive()
+        yield Figure("send_data, 4 processes", together(4, jobs, FORK, send_loop, queue, jobs // 4), sent)
 
 
 def together(count: int, jobs: int, kind: Any, work: Callable[..., object], *arguments: object) -> float:
@@ -357,11 +349,12 @@ def crowds(lab: Lab) -> Iterator[Figure]:
     for _ in range(lab.rounds):
         for fifo, order in ((False, "any order"), (True, "FIFO")):
             for crowd in (1, 2, 4, 8):
-                path, bare, name = lab.directory(), lab.directory(), f"{crowd} process{'es' if crowd > 1 else ''}"
+                queue, bare = queue_in(lab.directory(), fifo=fifo), lab.directory()
+                name = f"{crowd} process{'es' if crowd > 1 else ''}"
                 sent = {"send": lab.bare.rate("send", bare, jobs, processes=crowd)}
-                yield Figure(f"send_data: {name}", together(crowd, jobs, FORK, send_apart, path, jobs // crowd), sent)
+                yield Figure(f"send_data: {name}", together(crowd, jobs, FORK, send_loop, queue, jobs // crowd), sent)
                 claimed = {"a directory each": lab.bare.rate("claim", bare, jobs, processes=crowd)}
-                figure = together(crowd, jobs, FORK, receive_apart, path, fifo)
+                figure = together(crowd, jobs, FORK, queue.receive)
                 yield Figure(f"receive, {order}: {name}", figure, claimed)
             queue = queue_in(lab.directory(), fifo=fifo)
             queue.send_many([PAYLOAD] * jobs)

@@ -76,24 +76,35 @@ class Bare:
     ) -> float:
         """Jobs per second; each process does its share, and none is in another's way."""
         share = jobs // processes
-        for number, server in enumerate(self._servers[:processes]):
-            self._ask(server, sequence, directory, share, first + number * share, size)
-        return jobs / max(self._answer(server)[0] for server in self._servers[:processes])
+        firsts = range(first, first + jobs, share)
+        times = self._do(*(f"{sequence} {first} {share} {size} {directory}" for first in firsts))
+        return jobs / (max(end for _, end in times) - min(start for start, _ in times))
 
     def times(self, sequence: str, directory: Path, jobs: int) -> list[float]:
         """Seconds for each job."""
-        self._ask(self._servers[0], sequence, directory, jobs, 0, 256)
-        return self._answer(self._servers[0])
+        (times,) = self._do(f"{sequence} 0 {jobs} 256 {directory}")
+        return times
 
-    @staticmethod
-    def _ask(server: subprocess.Popen[str], sequence: str, directory: Path, jobs: int, first: int, size: int) -> None:
-        assert server.stdin is not None
-        print(sequence, first, jobs, size, directory, file=server.stdin, flush=True)
+    def _do(self, *works: str) -> list[list[float]]:
+        """All at once, by a process each."""
+        servers = self._servers[: len(works)]
+        for server, work in zip(servers, works, strict=True):
+            tell(server, work)
+        for server in servers:
+            answer(server)
+        for server in servers:
+            tell(server, "go")
+        return [[float(seconds) for seconds in answer(server).split()] for server in servers]
 
-    @staticmethod
-    def _answer(server: subprocess.Popen[str]) -> list[float]:
-        assert server.stdout is not None
-        answer = server.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"benches/bare.rs ended with {server.wait()}")
-        return [float(seconds) for seconds in answer.split()]
+
+def tell(server: subprocess.Popen[str], line: str) -> None:
+    assert server.stdin is not None
+    print(line, file=server.stdin, flush=True)
+
+
+def answer(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    if not line:
+        raise RuntimeError(f"benches/bare.rs ended with {server.wait()}")
+    return line
