@@ -1,4 +1,4 @@
-"""What README.md shows is what happens."""
+"""What README.md shows is what happens, and what TESTING.md names is there."""
 
 import re
 import signal
@@ -36,3 +36,14 @@ def test_the_consumer_handles_what_the_producer_sent_until_ctrl_c(tmp_path: Path
 def test_each_other_block_runs(tmp_path: Path) -> None:
     for block in BLOCKS[2:]:
         subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True)
+
+
+def test_each_test_that_testing_md_names_is_there() -> None:
+    named = re.findall(r"`((?:test|a)_[\w.]+)`", (ROOT / "TESTING.md").read_text())
+    files = [name for name in named if name.endswith(".py")]
+    tests = [re.escape(name).replace(re.escape("..."), ".*") for name in named if not name.endswith(".py")]
+    sources = "".join(path.read_text() for path in (ROOT / "tests").iterdir() if path.suffix in {".py", ".rs"})
+    assert files
+    assert tests
+    assert [name for name in files if not (ROOT / "tests" / name).exists()] == []
+    assert [name for name in tests if not re.search(rf"\b(?:def|fn) {name}", sources)] == []
