@@ -47,8 +47,7 @@ pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Resul
         recovered |= recovery.recover_if_dead(claim).unwrap_or_else(|error| shared.tell_failed(&error));
     }
     for (name, owner) in spares {
-        let is_dead = !shared.table().is_own(owner) && !owner::is_alive(owner, &layout);
-        if is_dead
+        if !is_alive(shared, owner, &layout)
             && let Err(error) = processing.remove_dir(&name)
             && error.kind() == io::ErrorKind::DirectoryNotEmpty
         {
@@ -309,18 +308,12 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
     })
     .at(|| tmp.path().into())?;
     let mut judged = HashMap::new();
-    let mut is_alive = |owner| {
-        *judged.entry(owner).or_insert_with(|| {
-            // The table is asked at this moment: a token of this process's that is no more its own is judged by its lock.
-            let own = shared.table().is_own(owner);
-            own || owner::is_alive(owner, &layout)
-        })
-    };
+    let mut lives = |owner| *judged.entry(owner).or_insert_with(|| is_alive(shared, owner, &layout));
     for (name, temporary) in temporaries {
         let abandoned = match temporary {
-            Temporary::Ours(owner @ OwnerName::Token(_)) => !is_alive(owner),
+            Temporary::Ours(owner @ OwnerName::Token(_)) => !lives(owner),
             // Its writer may live in another container, where its PID is another.
-            Temporary::Ours(owner) => is_older(tmp, &name, UNHEARD_OF) && !is_alive(owner),
+            Temporary::Ours(owner) => is_older(tmp, &name, UNHEARD_OF) && !lives(owner),
             // Not before its maker had the time to lock it, which for a program that does not look again must be enough.
             Temporary::Unborn => {
                 if is_older(tmp, &name, UNBORN) {
@@ -357,9 +350,16 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
         })
         .at(|| owners.path().into())?;
     for token in tokens {
-        is_alive(OwnerName::Token(token)); // which removes a dead one's
+        lives(OwnerName::Token(token)); // which removes a dead one's
     }
     Ok(())
+}
+
+/// Whether an owner is this process or lives. The table is asked at this moment, and not kept locked for the rest: a token
+/// of this process's that is no more its own is judged by its lock.
+fn is_alive(shared: &Shared, owner: OwnerName, layout: &Layout) -> bool {
+    let own = shared.table().is_own(owner);
+    own || owner::is_alive(owner, layout)
 }
 
 fn failed(source: io::Error, dir: &Dir, name: &OsStr) -> Error {
