@@ -18,6 +18,7 @@
 //! | 9 | A token is used only while its lock file is linked; a missing one means dead only if `owners/` is there. |
 //! | 10 | A settle that fails keeps entry, directory and verdict; its directory is not reused. |
 //! | 11 | A directory may be reused if it was seen empty, its path was handed to nobody, and the queue is not durable. |
+//! | 11 | From job to job without a name in between: the next job enters, the directory is seen empty, has the token of the next claim, and gets its name; only then the settled job leaves the table. |
 //! | 16 | A forked child starts anew: it settles nothing, closes the lock files and takes a token of its own. |
 
 mod order;
@@ -87,7 +88,7 @@ pub enum Without {
     R6LiveEmptyStays,
     /// 7: first the judgement, then the handle.
     R7HandleFirst,
-    /// 7: no second look. By itself it breaks nothing: see the module's head.
+    /// 7: no second look at what the name means.
     R7SecondLook,
     /// 7: the file is moved by the directory's name.
     R7Handle,
@@ -117,6 +118,12 @@ pub enum Without {
     R11NotHandedOut,
     /// 11: directories are reused though the queue is durable.
     R11NotDurable,
+    /// 11: a directory goes to the next job though it was seen empty before that was chosen.
+    R11SeenEmptyLast,
+    /// 11: a directory goes to the next job though that is claimed under another token.
+    R11SameToken,
+    /// 11: the settled job leaves the table before its directory has the name of the next one.
+    R11StaysInTable,
     /// 16: the child settles what its parent claimed.
     R16NeverSettles,
     /// 16: the child keeps its copy of the lock file's descriptor.
@@ -128,7 +135,7 @@ pub enum Without {
 }
 
 impl Without {
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 37] = [
         Self::R1RenameDecides,
         Self::R2OneTable,
         Self::R2EntersFirst,
@@ -159,6 +166,9 @@ impl Without {
         Self::R11SeenEmpty,
         Self::R11NotHandedOut,
         Self::R11NotDurable,
+        Self::R11SeenEmptyLast,
+        Self::R11SameToken,
+        Self::R11StaysInTable,
         Self::R16NeverSettles,
         Self::R16ClosesLock,
         Self::R16ClosesJudged,
@@ -203,8 +213,10 @@ pub struct Config {
     pub thread_ids: bool,
     /// Somebody gives a claim's name to another directory, with a file of the job's name in it.
     pub swaps: bool,
-    /// Directories are reused from one claim to the next.
+    /// Directories are reused from one claim to the next, with a name that is no claim's in between.
     pub reuses: bool,
+    /// Directories go from a settled job to the next one of the same thread.
+    pub passes_on: bool,
     /// Handlers are told the path, and may use it later than they should.
     pub hands_out: bool,
     /// The queue is durable, and the power may be cut.
@@ -239,6 +251,7 @@ impl Config {
             thread_ids: false,
             swaps: false,
             reuses: false,
+            passes_on: false,
             hands_out: false,
             durable: false,
             only_harm: false,

@@ -8,7 +8,6 @@
 //!
 //! | rule | in a line | why |
 //! | --- | --- | --- |
-//! | 7, in part | Look again whether the name still means the directory | By itself it stops nothing that the handle would not; a test shows that. |
 //! | 16, in part | Random state differs after a fork | Ids are not made here: a job has its name from the start. |
 //! | 17 | Signals are looked at before a claim | It is about what a program's user sees; a claim put back is a retry here. |
 //! | 18 | Flush the file, rename, flush the directory | What survives a power cut is the filesystem's; only what rule 11 says of it is here. |

@@ -116,6 +116,15 @@ const REUSE_TWO_JOBS: Config = Config { reuses: true, ..TWO_JOBS };
 const REUSE_HANDED_OUT: Config = Config { reuses: true, hands_out: true, ..tokens([1, 1, 0]) };
 const REUSE_DURABLE: Config = Config { reuses: true, durable: true, ..tokens([1, 1, 0]) };
 
+/// Two jobs, so that there is a next one.
+const PASSES: Config = Config { passes_on: true, ..TWO_JOBS };
+const PASSES_THREADS: Config = Config { threads: [2, 0, 0], ..PASSES };
+const PASSES_FAULTS: Config = Config { faults: 1, ..PASSES_THREADS };
+const PASSES_LOCKS: Config = Config { deletes_locks: true, kills: false, ..PASSES };
+const PASSES_LITTERS: Config = Config { litters: true, kills: false, ..PASSES_THREADS };
+const PASSES_HANDED_OUT: Config = Config { hands_out: true, kills: false, ..PASSES_THREADS };
+const PASSES_DURABLE: Config = Config { durable: true, ..PASSES_THREADS };
+
 macro_rules! all_rules_on {
     ($($test:ident: $config:expr, $states:literal;)*) => {$(
         #[test]
@@ -139,7 +148,7 @@ all_rules_on! {
     reuse_and_files_beside_the_job: Config { reuses: true, ..LITTERS }, 266_838;
     calls_that_fail: FAULTS, 2_290_467;
     calls_that_fail_by_pid: PID_FAULTS, 204_234;
-    lock_files_deleted: LOCKS, 1_434_025;
+    lock_files_deleted: LOCKS, 1_588_975;
     lock_files_swept: SWEEPS, 72_288;
     owners_deleted: OWNERS, 1_053_196;
     queues_closed: RELEASES, 997_136;
@@ -152,6 +161,18 @@ all_rules_on! {
     reuse_and_two_jobs: REUSE_TWO_JOBS, 1_273_143;
     reuse_and_paths_handed_out: REUSE_HANDED_OUT, 205_690;
     reuse_and_power_cuts: REUSE_DURABLE, 29_925;
+    from_job_to_job: PASSES, 1_067_129;
+    from_job_to_job_of_threads: PASSES_THREADS, 289_415;
+    from_job_to_job_or_spare: Config { reuses: true, ..PASSES_THREADS }, 357_287;
+    from_job_to_job_and_all_verdicts: Config { all_verdicts: true, ..PASSES_THREADS }, 634_375;
+    from_job_to_job_and_calls_that_fail: PASSES_FAULTS, 903_980;
+    from_job_to_job_and_files_beside_them: PASSES_LITTERS, 4_618;
+    from_job_to_job_and_lock_files_deleted: PASSES_LOCKS, 16_130;
+    from_job_to_job_and_owners_deleted: Config { deletes_owners: true, ..PASSES_THREADS }, 420_279;
+    from_job_to_job_and_queues_closed: Config { releases: true, ..PASSES_THREADS }, 513_678;
+    from_job_to_job_and_forks: Config { forks: true, kills: false, threads: [2, 1, 0], ..PASSES }, 90_493;
+    from_job_to_job_and_paths_handed_out: PASSES_HANDED_OUT, 1_332;
+    from_job_to_job_and_power_cuts: PASSES_DURABLE, 271_013;
     waiting_inside_one_process: waiting([wait::Source::Inside; 2], false), 19_200;
     waiting_for_others: waiting([wait::Source::Outside; 2], true), 14_358;
     waiting_for_others_beside_a_retry: waiting([wait::Source::Outside, wait::Source::Retry], true), 40_507;
@@ -193,7 +214,10 @@ fn without_any_one_rule_a_claim_goes_wrong() {
             Without::R11NotDurable => REUSE_DURABLE,
             Without::R16NeverSettles | Without::R16ClosesLock | Without::R16OwnToken => FORKS_OF_THREE,
             Without::R16ClosesJudged => Config { forks: true, ..tokens([2, 1, 1]) },
-            Without::R7SecondLook => continue, // below
+            Without::R7SecondLook => REUSE_TWO_JOBS,
+            Without::R11SeenEmptyLast => PASSES_LITTERS,
+            Without::R11SameToken => PASSES_LOCKS,
+            Without::R11StaysInTable => PASSES_THREADS,
         };
         // These two do no harm but that a claim fails which need not.
         let only_harm = !matches!(without, Without::R2LeavesLast | Without::R6LiveEmptyStays);
@@ -201,10 +225,28 @@ fn without_any_one_rule_a_claim_goes_wrong() {
     }
 }
 
-/// Rule 7's second look is a help, not a guard: whatever it would stop, the handle stops as well.
+/// The rules that hold for a directory that is made hold for one that goes from job to job as well.
 #[test]
-fn without_the_second_look_alone_nothing_goes_wrong() {
-    for config in [PID_THREADS, PIDS, PID_REUSE] {
+fn without_any_one_rule_a_directory_goes_astray() {
+    for (without, config) in [
+        (Without::R3OneStep, PASSES_THREADS),
+        (Without::R7SecondLook, PASSES),
+        (Without::R11SeenEmpty, PASSES_LITTERS),
+        (Without::R11NotHandedOut, PASSES_HANDED_OUT),
+        (Without::R11NotDurable, PASSES_DURABLE),
+    ] {
+        breaks(
+            &format!("from job to job without {without:?}"),
+            Config { only_harm: true, without: Some(without), ..config },
+        );
+    }
+}
+
+/// Where each claim has a directory of its own, rule 7's second look is a help: whatever it would stop, the handle stops
+/// as well. Where directories are reused it is a guard: the handle may lead to the next job's claim.
+#[test]
+fn without_the_second_look_nothing_goes_wrong_where_no_directory_is_reused() {
+    for config in [PID_THREADS, PIDS, TWO_JOBS] {
         let searched = search("without R7SecondLook", Config { without: Some(Without::R7SecondLook), ..config });
         assert!(searched.wrong.is_empty());
     }

@@ -1,11 +1,12 @@
 //! States that differ in nothing but numbers are one: threads, processes, tokens and identities are put into an order.
 
 use super::world::Thread::{
-    Absent, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Held, Idle, InTheWay, Judged, Left, Linked,
-    LockOpened, LockTaken, Looked, Made, Moved, Opened, Removed, Same, SeenEmpty, SweepOpened, SweepTaken, Unlocked,
+    Absent, Chosen, Cleared, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Held, Idle, InTheWay,
+    Judged, Left, Linked, LockOpened, LockTaken, Looked, Made, Moved, Opened, Parted, Removed, Renamed, Same,
+    SeenEmpty, SweepOpened, SweepTaken, Unfit, Unlocked,
 };
 use super::world::{Hold, Process, State, Thread};
-use super::{DIRS, File, Job, LOCKS, NAMES, Owners, number};
+use super::{DIRS, Job, LOCKS, NAMES, Owners, number};
 
 /// New numbers in the order in which the old ones are met.
 struct Renumbered<const N: usize> {
@@ -41,7 +42,7 @@ impl<const N: usize> Renumbered<N> {
 
 impl Thread {
     /// All that does not depend on how names and identities are numbered.
-    fn kind(self) -> (u8, Job, Option<Hold>, Option<File>) {
+    fn kind(self) -> (u8, Job, Option<Hold>, Option<u8>) {
         let hold = match self {
             Judged(_, hold) | Same(_, hold) | Looked(_, hold) | Emptied(_, _, hold) => Some(hold),
             _ => None,
@@ -73,6 +74,11 @@ impl Thread {
             InTheWay(job, _) => (23, job, hold, None),
             SweepOpened(_) => (24, 0, hold, None),
             SweepTaken(_) => (25, 0, hold, None),
+            Chosen(at, next, _) => (26, at.job, hold, Some(next)),
+            Cleared(at, next, _) => (27, at.job, hold, Some(next)),
+            Renamed(at, last) => (28, at.job, hold, Some(last)),
+            Unfit(at, next, _) => (29, at.job, hold, Some(next)),
+            Parted(last, next, _) => (30, last, hold, Some(next)),
         }
     }
 
@@ -87,12 +93,17 @@ impl Thread {
             | Condemned(_, name)
             | Emptied(_, name, _)
             | Crowded(_, name)
-            | InTheWay(_, name) => *name = names.of(*name),
+            | InTheWay(_, name)
+            | Parted(_, _, name) => *name = names.of(*name),
             Opened(at)
             | Held(at, _)
             | Linked(at, ..)
             | Moved(at)
             | SeenEmpty(at)
+            | Chosen(at, ..)
+            | Cleared(at, ..)
+            | Renamed(at, _)
+            | Unfit(at, ..)
             | Found(at)
             | Foreign(at)
             | LockOpened(at, _)
@@ -106,6 +117,9 @@ impl Thread {
         }
         if let LockOpened(_, lock) | LockTaken(_, lock) = self {
             *lock = locks.of(*lock);
+        }
+        if let Chosen(_, _, name) | Cleared(_, _, name) | Unfit(_, _, name) = self {
+            *name = names.of(*name);
         }
     }
 }

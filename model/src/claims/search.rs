@@ -3,9 +3,9 @@
 use stateright::{Model, Property};
 
 use super::world::Place::{Done, Interrupted, Queued, Scheduled};
-use super::world::Thread::{Absent, Failed, Held, Idle, Linked, LockTaken, Opened};
+use super::world::Thread::{Absent, Failed, Held, Idle, Linked, LockTaken, Moved, Opened, Renamed};
 use super::world::{Action, Dir, Life, LockFile, Process, State, Wrong};
-use super::{Config, DIRS, FILES, JOBS, LOCKS, Lock, NAMES, Name, Owners, PROCESSES, Without, number};
+use super::{Config, DIRS, FILES, File, JOBS, LOCKS, Lock, NAMES, Name, Owners, PROCESSES, Without, number};
 
 impl Config {
     /// Lets recovery run alone, in all live processes, until nothing changes; or in a new one if none is there.
@@ -132,8 +132,13 @@ impl Config {
             }
         }
         if self.deletes_locks {
+            // Settled, or never entered.
+            let is_over = |process: &Process, job: usize| {
+                process.table[job].is_none()
+                    || process.threads.iter().any(|&thread| matches!(thread, Moved(at) if usize::from(at.job) == job))
+            };
             let idle = |lock: Lock| {
-                state.live().all(|process| process.lock != Some(lock) || process.table.iter().all(Option::is_none))
+                state.live().all(|process| process.lock != Some(lock) || (0..JOBS).all(|job| is_over(process, job)))
             };
             let linked = (0..LOCKS).filter(|&lock| state.locks[lock].linked && idle(number(lock)));
             actions.extend(linked.map(|lock| Action::DeleteLock(number(lock))));
@@ -160,7 +165,8 @@ impl Config {
         }
         if self.litters {
             for (_, thread) in state.all_threads() {
-                if let Held(at, _) = thread
+                // Until it is looked at.
+                if let Held(at, _) | Moved(at) = thread
                     && !state.dirs[usize::from(at.dir)].litter
                 {
                     actions.push(Action::Litter(at.dir));
@@ -376,7 +382,7 @@ impl Model for Config {
                     (0..config.jobs).all(|job| {
                         process.table[job].is_none()
                             || process.unsettled[job].is_some()
-                            || process.threads.iter().any(|thread| thread.entry() == Some(number(job)))
+                            || process.threads.iter().any(|thread| thread.has_entered(number(job)))
                     })
                 })
             }),
@@ -402,6 +408,18 @@ impl Model for Config {
             }),
             Property::sometimes("a job is recovered", |config: &Self, state: &State| {
                 !config.kills || state.at[0][Interrupted as usize].is_some_and(|file| file == 0)
+            }),
+            Property::always("a file bears its job's name", |config: &Self, state: &State| {
+                let is_its = |job: usize, file: Option<File>| {
+                    file.is_none_or(|file| config.copy || config.swaps || usize::from(file) == job)
+                };
+                state.at.iter().enumerate().all(|(job, places)| places.iter().all(|&file| is_its(job, file)))
+                    && state.dirs.iter().all(|dir| dir.name.is_none_or(|(job, _)| is_its(usize::from(job), dir.file)))
+            }),
+            Property::sometimes("a directory goes from job to job", |config: &Self, state: &State| {
+                !config.passes_on
+                    || config.durable
+                    || state.all_threads().any(|(_, thread)| matches!(thread, Renamed(..)))
             }),
             Property::sometimes("two want one job", |_: &Self, state: &State| {
                 state.all_threads().filter(|(_, thread)| matches!(thread, Opened(at) if at.job == 0)).count() > 1

@@ -2,8 +2,9 @@
 
 use super::world::Place::{Done, Interrupted, Queued, Scheduled};
 use super::world::Thread::{
-    Absent, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Held, Idle, InTheWay, Judged, Left, Linked,
-    LockOpened, LockTaken, Looked, Made, Moved, Opened, Removed, Same, SeenEmpty, SweepOpened, SweepTaken, Unlocked,
+    Absent, Chosen, Cleared, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Held, Idle, InTheWay,
+    Judged, Left, Linked, LockOpened, LockTaken, Looked, Made, Moved, Opened, Parted, Removed, Renamed, Same,
+    SeenEmpty, SweepOpened, SweepTaken, Unfit, Unlocked,
 };
 use super::world::{At, Dir, Do, Hold, Life, LockFile, Process, State, Thread, Unsettled, Verdict, Wrong};
 use super::{Config, File, Inode, Job, LOCKS, Lock, NAMES, Name, Owners, Without, number};
@@ -12,6 +13,13 @@ impl Config {
     /// What a thread may do now.
     pub(super) fn choices(&self, state: &State, process: &Process, thread: Thread, choices: &mut Vec<Do>) {
         let faults = state.faults > 0;
+        if let Moved(at) = thread
+            && self.may_pass_on(state, at)
+            && process.is_table_free()
+        {
+            let free = |job: &usize| process.table[*job].is_none() || self.is_off(Without::R11StaysInTable);
+            choices.extend((0..self.jobs).filter(free).map(|job| Do::Enter(number(job))));
+        }
         match thread {
             Absent => {}
             Idle => {
@@ -47,11 +55,11 @@ impl Config {
                     }
                 }
             }
-            Found(_) | Removed(_) if !process.is_table_free() => {}
+            Found(_) | Removed(_) | Renamed(..) | Parted(..) if !process.is_table_free() => {}
             Moved(_) if self.is_off(Without::R2LeavesLast) && !process.is_table_free() => {}
             Made(..) if self.is_off(Without::R2EntersFirst) && !process.is_table_free() => {}
             Entered(..) if process.spare.is_none() && state.dirs[..self.dirs].iter().all(|dir| dir.used) => {}
-            Removed(_) | Left(..) | Linked(..) | Unlocked(..) => choices.push(Do::Next),
+            Removed(_) | Left(..) | Linked(..) | Unlocked(..) | Renamed(..) | Parted(..) => choices.push(Do::Next),
             _ => {
                 choices.push(Do::Next);
                 if faults {
@@ -66,6 +74,7 @@ impl Config {
         let before = *state;
         let next = match (*state.thread(p, t), what) {
             (Idle, Do::Enter(job)) => self.enter(state, p, job)?,
+            (Moved(at), Do::Enter(job)) => self.choose(state, p, at, job)?,
             (Idle, Do::Again(job)) => self.settle_again(state, p, job)?,
             (Idle, Do::Sweep(lock)) => SweepOpened(lock),
             (Idle, Do::Find(job, name)) => self.find(state, p, job, name),
@@ -81,6 +90,11 @@ impl Config {
                     Made(job, name) => Failed(job, name),
                     Opened(at) => Failed(at.job, at.name),
                     Moved(at) | SeenEmpty(at) => self.keep_unsettled(state, p, at, None),
+                    Chosen(at, job, name) | Cleared(at, job, name) => Unfit(at, job, name),
+                    Unfit(at, job, name) => {
+                        self.keep_unsettled(state, p, at, None);
+                        Entered(job, name)
+                    }
                     _ => Idle, // recovery ends with an error
                 }
             }
@@ -154,6 +168,23 @@ impl Config {
             SeenEmpty(at) => {
                 Self::spare(state, p, at);
                 Removed(at.job)
+            }
+            Chosen(at, job, name) => {
+                let fit = at.name == name || self.is_off(Without::R11SameToken);
+                if fit && self.is_empty(state, at) { Cleared(at, job, name) } else { Unfit(at, job, name) }
+            }
+            Cleared(at, job, name) => self.pass_on(state, at, job, name),
+            Renamed(at, last) => {
+                state.processes[p].table[usize::from(last)] = None;
+                Opened(at)
+            }
+            Unfit(at, job, name) => {
+                state.remove_dir(self, p, t, at.job, at.name);
+                if self.is_off(Without::R11StaysInTable) { Entered(job, name) } else { Parted(at.job, job, name) }
+            }
+            Parted(last, job, name) => {
+                state.processes[p].table[usize::from(last)] = None;
+                Entered(job, name)
             }
             Absent | Idle => return None,
             recovering => self.next_of_recovery(state, p, t, recovering),
@@ -237,12 +268,47 @@ impl Config {
 
     /// Rule 11.
     pub(super) fn may_reuse(&self, state: &State, p: usize, at: At) -> bool {
-        let dir = state.dirs[usize::from(at.dir)];
-        self.reuses
-            && state.processes[p].spare.is_none()
-            && (!dir.litter && dir.file.is_none() || self.is_off(Without::R11SeenEmpty))
-            && (!dir.handed_out || self.is_off(Without::R11NotHandedOut))
+        self.reuses && state.processes[p].spare.is_none() && self.is_empty(state, at) && self.is_reusable(state, at)
+    }
+
+    fn may_pass_on(&self, state: &State, at: At) -> bool {
+        self.passes_on && self.is_reusable(state, at)
+    }
+
+    fn is_reusable(&self, state: &State, at: At) -> bool {
+        (!state.dirs[usize::from(at.dir)].handed_out || self.is_off(Without::R11NotHandedOut))
             && (!self.durable || self.is_off(Without::R11NotDurable))
+    }
+
+    fn is_empty(&self, state: &State, at: At) -> bool {
+        let dir = state.dirs[usize::from(at.dir)];
+        !dir.litter && dir.file.is_none()
+            || self.is_off(Without::R11SeenEmpty)
+            || self.is_off(Without::R11SeenEmptyLast) // it was looked at earlier
+    }
+
+    /// Enters the next job, with the directory of the last one still there.
+    fn choose(&self, state: &mut State, p: usize, at: At, job: Job) -> Option<Thread> {
+        if self.is_off(Without::R11StaysInTable) {
+            state.processes[p].table[usize::from(at.job)] = None;
+        }
+        match self.enter(state, p, job)? {
+            Entered(job, name) => Some(Chosen(at, job, name)),
+            _ => None,
+        }
+    }
+
+    /// Renames whatever has the settled claim's name by now.
+    fn pass_on(&self, state: &mut State, at: At, job: Job, name: Name) -> Thread {
+        let Some(inode) = state.dir_named(at.job, at.name).filter(|_| state.dir_named(job, name).is_none()) else {
+            return Unfit(at, job, name);
+        };
+        let dir = &mut state.dirs[usize::from(inode)];
+        dir.name = Some((job, name));
+        dir.known_from_before = dir.handed_out;
+        dir.unflushed = self.durable;
+        let next = At { job, name, dir: at.dir };
+        if self.is_off(Without::R11StaysInTable) { Opened(next) } else { Renamed(next, at.job) }
     }
 
     /// Renames a claim's directory to a name that is no claim's.
@@ -383,6 +449,9 @@ impl Config {
             }
         }
         state.dirs[inode].file = None;
+        if self.is_off(Without::R11SeenEmptyLast) && state.dirs[inode].litter {
+            return Removed(at.job); // it stays
+        }
         Moved(at)
     }
 

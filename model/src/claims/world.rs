@@ -80,6 +80,17 @@ pub enum Thread {
     Moved(At),
     /// It has seen that the directory is empty.
     SeenEmpty(At),
+    // From job to job
+    /// It has settled, and entered the next job to be claimed under that name.
+    Chosen(At, Job, Name),
+    /// It has seen that the directory is empty.
+    Cleared(At, Job, Name),
+    /// The directory is the next job's; the settled one is still in the table.
+    Renamed(At, Job),
+    /// The directory can't be the next job's, and is to go.
+    Unfit(At, Job, Name),
+    /// It is gone, and the settled job is still in the table.
+    Parted(Job, Job, Name),
     /// It has left the table before the directory is gone. Only without the rule against it.
     Left(Job, Name),
     // Recover
@@ -102,8 +113,9 @@ pub enum Thread {
     SweepTaken(Lock),
 }
 use Thread::{
-    Absent, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Held, Idle, InTheWay, Judged, Left, Linked,
-    LockOpened, LockTaken, Looked, Made, Moved, Opened, Removed, Same, SeenEmpty, SweepOpened, SweepTaken, Unlocked,
+    Absent, Chosen, Cleared, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Held, Idle, InTheWay,
+    Judged, Left, Linked, LockOpened, LockTaken, Looked, Made, Moved, Opened, Parted, Removed, Renamed, Same,
+    SeenEmpty, SweepOpened, SweepTaken, Unfit, Unlocked,
 };
 
 /// Whether a thread that recovers holds the table's lock all the while.
@@ -232,6 +244,10 @@ impl Thread {
             | Linked(at, ..)
             | Moved(at)
             | SeenEmpty(at)
+            | Chosen(at, ..)
+            | Cleared(at, ..)
+            | Renamed(at, _)
+            | Unfit(at, ..)
             | Found(at)
             | Foreign(at)
             | LockOpened(at, _)
@@ -246,18 +262,32 @@ impl Thread {
     /// The job and the name of the claim that it makes, has or settles.
     pub(super) fn claim(self) -> Option<(Job, Name)> {
         match self {
-            Entered(job, name) | Made(job, name) | Failed(job, name) => Some((job, name)),
-            Opened(at) | Held(at, _) | Linked(at, ..) | Moved(at) | SeenEmpty(at) => Some((at.job, at.name)),
+            Entered(job, name) | Made(job, name) | Failed(job, name) | Parted(_, job, name) => Some((job, name)),
+            Opened(at)
+            | Held(at, _)
+            | Linked(at, ..)
+            | Moved(at)
+            | SeenEmpty(at)
+            | Chosen(at, ..)
+            | Cleared(at, ..)
+            | Renamed(at, _)
+            | Unfit(at, ..) => Some((at.job, at.name)),
             _ => None,
         }
     }
 
-    /// The job that it has entered into the table.
-    pub(super) fn entry(self) -> Option<Job> {
-        match self {
-            Removed(job) => Some(job),
-            _ => self.claim().map(|(job, _)| job),
-        }
+    /// Whether it has entered that job into the table.
+    pub(super) fn has_entered(self, job: Job) -> bool {
+        let other = match self {
+            Removed(job)
+            | Chosen(_, job, _)
+            | Cleared(_, job, _)
+            | Renamed(_, job)
+            | Unfit(_, job, _)
+            | Parted(job, ..) => Some(job),
+            _ => None,
+        };
+        other == Some(job) || self.claim().is_some_and(|(its, _)| its == job)
     }
 
     pub(super) fn names(self) -> Option<Name> {
@@ -473,7 +503,7 @@ impl State {
             for (index, &thread_there) in other.threads.iter().enumerate() {
                 let its = match thread_there {
                     Made(made, used) => (made, used) == (job, name),
-                    Opened(at) => at.dir == inode,
+                    Opened(at) | Renamed(at, _) => at.dir == inode,
                     _ => false,
                 };
                 // By PID it may happen, harmlessly, that somebody removes the directory of one born again.
