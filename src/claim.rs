@@ -28,7 +28,7 @@ use crate::error::{At, Error, Result};
 use crate::job::{Job, Token};
 use crate::layout::{self, Layout};
 use crate::notice::Notice;
-use crate::owner::{CrashDetection, Owner};
+use crate::owner::Owner;
 use crate::policy::{KeepPolicy, Outcome, State};
 use crate::shared::Shared;
 use crate::sys::{self, Dir, FileKind};
@@ -39,7 +39,6 @@ pub(crate) struct Terms<'a> {
     pub(crate) base: &'a Arc<Path>,
     pub(crate) keep: KeepPolicy,
     pub(crate) durable: bool,
-    pub(crate) detection: CrashDetection,
     pub(crate) pass: Option<&'a Arc<Unflushed>>,
 }
 
@@ -51,9 +50,11 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Claims a waiting job, unless somebody else has it.
-    pub(crate) fn take(shared: &Arc<Shared>, job: Job, terms: &Terms<'_>) -> Result<Attempt<Self>> {
-        let Some(owner) = shared.enter(&job, terms.detection)? else { return Ok(Attempt::Blocked) };
+    /// Claims a waiting job under that name, unless somebody else has it.
+    pub(crate) fn take(shared: &Arc<Shared>, job: Job, owner: Owner, terms: &Terms<'_>) -> Result<Attempt<Self>> {
+        if !shared.enter(&job, owner.name()) {
+            return Ok(Attempt::Blocked);
+        }
         step!("claim: entered");
         let layout = shared.layout();
         let name = job.claim_entry(owner.name());
@@ -169,7 +170,7 @@ impl Claim {
     }
 
     /// Gives the verdict. With a durable queue it is on the disk when this returns; if the job is one of a pass, when the
-    /// next [`claim_next`](crate::Queue::claim_next) or [`Pass::flush`](crate::Pass::flush) does, and before any call
+    /// next [`claim_next`](crate::Queue::claim_next) or [`Pass::end`](crate::Pass::end) does, and before any call
     /// shows it. Until then a power cut may leave the job interrupted.
     ///
     /// # Errors
@@ -247,7 +248,7 @@ fn move_in(
     step!("claim: opened");
     let taken = queued.rename(&job.entry(), &dir, job.claimed_name());
     step!("claim: taken");
-    if taken.is_err() && !reuse.is_some_and(|token| shared.spares.give_back(token, processing, name, &dir)) {
+    if taken.is_err() && !reuse.is_some_and(|token| shared.spares.give_back(token, processing, name, &dir, None)) {
         _ = processing.remove_dir(name); // what stays is empty, and recovery's
     }
     match taken.map(|()| dir) {
@@ -261,8 +262,9 @@ fn move_in(
 
 /// Makes the directory of a claim, or takes one that waits for its next job.
 fn make(shared: &Shared, processing: &Dir, name: &OsStr, reuse: Option<Token>) -> io::Result<Arc<Dir>> {
+    let gone = |last: &Job, name: &OsStr, removed| shared.leave_spare(processing, last, name, removed);
     if let Some(token) = reuse
-        && let Some(dir) = shared.spares.take(token, processing, name)?
+        && let Some(dir) = shared.spares.take(token, processing, name, gone)?
     {
         return Ok(dir);
     }
@@ -329,8 +331,10 @@ impl Held {
 
     /// Moves the job's file to where the verdict says and takes the claim away, and says whether that was all. Can be
     /// called again where it failed, or stopped before a flush that is put off.
-    fn settle(&mut self, outcome: Outcome, flush_later: bool) -> Result<bool> {
-        let flush_later = flush_later && self.durable;
+    ///
+    /// Where a pass goes on, its next claim follows: the flush waits for that, and the directory goes from this claim to it.
+    fn settle(&mut self, outcome: Outcome, goes_on: bool) -> Result<bool> {
+        let flush_later = goes_on && self.durable;
         let layout = if self.dir.is_intact() { self.shared.layout() } else { self.reopen()? };
         let (state, entry) = match outcome {
             Outcome::Success => (State::Success, self.job.entry()),
@@ -366,7 +370,8 @@ impl Held {
             layout.flush(state)?;
         }
         step!("settle: flushed");
-        if !self.give_back(processing) {
+        let is_kept = self.give_back(processing, goes_on);
+        if !is_kept {
             self.remove(processing)?;
         }
         if self.durable && target.is_none() {
@@ -376,15 +381,18 @@ impl Held {
             layout.flush(State::Processing)?;
         }
         step!("settle: removed");
-        self.shared.leave(&self.job);
+        if !(is_kept && goes_on) {
+            self.shared.leave(&self.job);
+        }
         Ok(true)
     }
 
-    /// Leaves the directory to the next claim, where rule 11 lets it.
-    fn give_back(&self, processing: &Dir) -> bool {
+    /// Leaves the directory to the next claim, where rule 11 lets it; under its name, if that follows at once.
+    fn give_back(&self, processing: &Dir, goes_on: bool) -> bool {
         match self.reuse {
             Some(token) if !self.location.is_told.load(Ordering::Relaxed) => {
-                self.shared.spares.give_back(token, processing, &self.location.name, &self.dir)
+                let last = goes_on.then_some(&self.job);
+                self.shared.spares.give_back(token, processing, &self.location.name, &self.dir, last)
             }
             _ => false,
         }
@@ -394,7 +402,9 @@ impl Held {
         match processing.remove_dir(&self.location.name) {
             // Gone, or something else in its place, which is none of the queue's.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => self.tell_more(),
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                self.shared.tell_more(&self.job, &self.location.dir());
+            }
             removed => removed.at(|| processing.path().join(&self.location.name))?,
         }
         Ok(())
@@ -430,13 +440,6 @@ impl Held {
             self.path().display(),
         )));
     }
-
-    fn tell_more(&self) {
-        let id = self.job.id();
-        let dir = self.location.dir();
-        let dir = dir.display();
-        self.shared.tell(Notice::new(format!("job {id}: files were put beside the job's; they are kept in {dir}")));
-    }
 }
 
 /// The verdict of a pass that waits for its flush. One is enough: none waits longer than until the pass's next claim.
@@ -457,8 +460,8 @@ impl Unflushed {
     fn settle(&self, mut held: Held, outcome: Outcome) -> Result<()> {
         let mut waiting = locked(&self.0);
         waiting.flush();
-        let flush_later = !waiting.is_over && !matches!(outcome, Outcome::Retry(_));
-        match held.settle(outcome, flush_later) {
+        let goes_on = !waiting.is_over && !matches!(outcome, Outcome::Retry(_));
+        match held.settle(outcome, goes_on) {
             Ok(true) => Ok(()),
             Ok(false) => {
                 waiting.verdict = Some((held, outcome));

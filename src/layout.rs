@@ -80,14 +80,10 @@ impl Layout {
 
     /// Whether their paths still lead to them.
     pub(crate) fn is_at(&self, base: &Path) -> bool {
-        let names = State::ALL.iter().map(|state| state.name()).chain([TMP, OWNERS]);
-        self.identities
-            .iter()
-            .zip(names)
-            .all(|(here, name)| sys::stat(&base.join(name)).is_ok_and(|there| there.identity == *here))
+        self.all_at(base).all(|(here, there)| sys::stat(&there).is_ok_and(|there| there.identity == here))
     }
 
-    /// The same of the one that was opened first: who closes descriptors, begins with the low ones.
+    /// Whether the one that was opened first still is open: who closes descriptors, begins with the low ones.
     pub(crate) fn seems_intact(&self) -> bool {
         self.dir(State::Queued).is_intact()
     }
@@ -97,13 +93,23 @@ impl Layout {
         self.all().all(Dir::is_intact)
     }
 
-    /// Whether none of them was deleted.
-    pub(crate) fn is_whole(&self) -> bool {
+    /// Whether none of them was deleted, or replaced by another one at its path, as far as that can be seen.
+    pub(crate) fn is_whole_at(&self, base: &Path) -> bool {
         self.all().all(|dir| dir.is_linked().unwrap_or(true))
+            && self.all_at(base).all(|(here, there)| match sys::stat(&there) {
+                Ok(there) => there.identity == here,
+                Err(error) => error.kind() != io::ErrorKind::NotFound,
+            })
     }
 
     fn all(&self) -> impl Iterator<Item = &Dir> {
         self.states.iter().chain([&self.tmp, &self.owners])
+    }
+
+    /// Which directories they are, and the paths that should lead to them.
+    fn all_at(&self, base: &Path) -> impl Iterator<Item = (Identity, PathBuf)> {
+        let names = State::ALL.iter().map(|state| state.name()).chain([TMP, OWNERS]);
+        self.identities.iter().copied().zip(names.map(|name| base.join(name)))
     }
 }
 

@@ -83,9 +83,14 @@ impl LockFile {
         self.file.is_ours() && sys::is_linked(self.file.handle()).unwrap_or(false)
     }
 
-    /// Whether others look for it where it is: `owners/` may have been replaced.
+    /// The same where others look for it: `owners/` may have been replaced.
     pub(crate) fn is_good_in(&self, layout: &Arc<Layout>) -> bool {
-        Arc::ptr_eq(&self.layout, layout) && self.is_good()
+        self.is_of(layout) && self.is_good()
+    }
+
+    /// Whether it was made in these directories.
+    pub(crate) fn is_of(&self, layout: &Arc<Layout>) -> bool {
+        Arc::ptr_eq(&self.layout, layout)
     }
 }
 

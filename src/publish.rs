@@ -52,8 +52,12 @@ impl Publisher<'_> {
     pub(crate) fn data(&self, data: &[u8]) -> Result<Uuid> {
         let draft = self.draft(self.new_id()?, |file| file.write_all(data))?;
         let job = Job::data(draft.id);
-        self.publish(draft, &job)?;
-        self.sync_target(&[job.id()])?;
+        if self.durable {
+            self.publish(draft, &job)?;
+            self.sync_target(&[job.id()])?;
+        } else {
+            self.publish_by_path(draft, &job)?;
+        }
         Ok(job.id())
     }
 
@@ -187,11 +191,10 @@ impl Publisher<'_> {
     fn written(&self, id: Uuid, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Written<'_>> {
         let tmp = &self.layout.tmp;
         let name = job::temporary(id, self.owner.name());
-        let path = || tmp.path().join(&name);
-        let file = tmp.create_file(&name).at(path)?;
-        let mut written = Written { file, draft: Draft { tmp, id, name: name.clone(), published: false } };
+        let file = tmp.create_file(&name).at(|| tmp.path().join(&name))?;
+        let mut written = Written { file, draft: Draft { tmp, id, name, published: false } };
         step!("publish: created");
-        write(&mut written.file).at(path)?;
+        write(&mut written.file).at(|| written.draft.path())?;
         step!("publish: written");
         Ok(written)
     }
@@ -211,6 +214,17 @@ impl Publisher<'_> {
     fn publish(&self, mut draft: Draft<'_>, job: &Job) -> Result<()> {
         let (target, entry) = self.target(job);
         draft.tmp.rename(&draft.name, target, &entry).at(|| target.path().join(&entry))?;
+        draft.published = true;
+        step!("publish: published");
+        Ok(())
+    }
+
+    /// The same, to where the path leads at that moment: for one job that costs less than to look first whether it leads
+    /// to the directory that is open. What is flushed has to be that one.
+    fn publish_by_path(&self, mut draft: Draft<'_>, job: &Job) -> Result<()> {
+        let (target, entry) = self.target(job);
+        let path = target.path().join(entry);
+        draft.tmp.rename_to(&draft.name, &path).at(|| path.clone())?;
         draft.published = true;
         step!("publish: published");
         Ok(())

@@ -110,20 +110,20 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Has the verdicts on its jobs on the disk, if the queue is durable.
-    pub fn flush(&self) {
+    /// Ends it before there is no job any more. The verdicts on its jobs are on the disk then, if the queue is durable.
+    pub fn end(&self) {
         // In a forked child all of that is the parent's.
         if self.shared.is_ours() {
-            self.unflushed.flush();
+            self.unflushed.end();
+            self.shared.remove_spares();
         }
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        if self.shared.is_ours() {
-            self.unflushed.end();
-        } else {
+        self.end();
+        if !self.shared.is_ours() {
             std::mem::forget((Arc::clone(&self.shared), Arc::clone(&self.unflushed)));
         }
     }
@@ -303,7 +303,7 @@ impl Queue {
     /// [`Error::Io`]: nothing was sent and nothing is left. [`Error::Sent`]: the job exists, but a power cut may undo
     /// it.
     pub fn send(&self, data: &[u8], due: Option<Due>) -> Result<Uuid> {
-        self.publishing(due, |publisher| publisher.data(data))
+        self.publishing(due, !self.durable(), |publisher| publisher.data(data))
     }
 
     /// Sends many data jobs, in order; with a durable queue far cheaper than one by one.
@@ -311,7 +311,7 @@ impl Queue {
     /// # Errors
     /// As [`send`](Self::send); [`Error::Sent`] names the jobs that exist.
     pub fn send_many<T: AsRef<[u8]>>(&self, items: &[T], due: Option<Due>) -> Result<Vec<Uuid>> {
-        self.publishing(due, |publisher| publisher.many(items))
+        self.publishing(due, false, |publisher| publisher.many(items))
     }
 
     /// Sends a file under its own base name or another one. `go_on` is asked now and then during a long copy.
@@ -328,7 +328,7 @@ impl Queue {
         mut go_on: impl FnMut() -> bool,
     ) -> Result<Uuid> {
         let name = name.or_else(|| path.file_name()).unwrap_or_default();
-        self.publishing(due, |publisher| publisher.file(path, name, transfer, &mut go_on))
+        self.publishing(due, false, |publisher| publisher.file(path, name, transfer, &mut go_on))
     }
 
     /// Claims a waiting job, or waits for one: no longer than `timeout`, for ever if that is `None`.
@@ -351,7 +351,7 @@ impl Queue {
             if !go_on() {
                 return Err(Error::Stopped);
             }
-            let look = self.healing(|shared| {
+            let look = self.healing(Shared::is_at, |shared| {
                 let look = self.look(shared, kinds, order, waits);
                 if !matches!(look, Ok(Look::Claimed(_))) {
                     shared.remove_spares();
@@ -451,7 +451,8 @@ impl Queue {
                 shared.listing(order).met();
                 continue;
             }
-            match Claim::take(shared, job, &self.terms()) {
+            let owner = shared.owner(self.crash_detection()).inspect_err(|_| shared.listing(order).left_one())?;
+            match Claim::take(shared, job, owner, &self.terms()) {
                 Ok(Attempt::Won(claim)) => {
                     faults.forgive(shared);
                     return Ok(Some(claim));
@@ -506,7 +507,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`]
     pub fn pass(&self, kinds: Kinds, order: Order) -> Result<Pass> {
-        self.healing(|shared| {
+        self.healing(Shared::is_open_at, |shared| {
             self.care(shared, Duration::ZERO)?;
             let mut listing = Listing::default();
             shared.list(&mut listing, order)?;
@@ -521,16 +522,19 @@ impl Queue {
     /// [`Error::Io`]
     pub fn claim_next(&self, pass: &mut Pass) -> Result<Option<Claim>> {
         let claimed = self.claim_listed_before(pass);
-        // A flush makes those after it cheap: this verdict's comes after the claim's, and before anybody begins with it.
-        pass.flush();
-        if claimed.is_err() && pass.shared.is_ours() {
-            pass.shared.remove_spares();
+        // In a forked child all of that is the parent's.
+        if pass.shared.is_ours() {
+            // A flush makes those after it cheap: this verdict's comes after the claim's, and before anybody begins with it.
+            pass.unflushed.flush();
+            if !matches!(claimed, Ok(Some(_))) {
+                pass.shared.remove_spares();
+            }
         }
         claimed
     }
 
     fn claim_listed_before(&self, pass: &mut Pass) -> Result<Option<Claim>> {
-        let shared = match self.shared() {
+        let mut shared = match self.shared(Shared::was_at) {
             Err(Error::Closed) => return Ok(None),
             shared => shared?,
         };
@@ -538,21 +542,26 @@ impl Queue {
         Self::settle_first(&shared)?;
         loop {
             if pass.listing.is_stale(pass.order) {
+                shared.remove_spares(); // this may take its time
                 let mut later = Listing::default();
                 shared.list(&mut later, pass.order)?;
                 pass.listing.keep_only(later);
             }
             let Some(job) = pass.listing.next(pass.kinds, pass.order) else {
-                shared.remove_spares();
                 return std::mem::take(&mut pass.faults).end(&shared);
             };
             if pass.listing.is_crowded() && is_gone(&shared, &job) {
                 pass.listing.met();
                 continue;
             }
+            let owner = shared.owner(self.crash_detection()).or_else(|_| {
+                // Somebody closed what was open.
+                shared = self.reopen()?;
+                shared.owner(self.crash_detection())
+            })?;
             // In a forked child the pass is its parent's.
             let terms = Terms { pass: pass.shared.is_ours().then_some(&pass.unflushed), ..self.terms() };
-            match Claim::take(&shared, job, &terms) {
+            match Claim::take(&shared, job, owner, &terms) {
                 Ok(Attempt::Won(claim)) => {
                     pass.faults.forgive(&shared);
                     return Ok(Some(claim));
@@ -710,13 +719,7 @@ impl Queue {
     }
 
     fn terms(&self) -> Terms<'_> {
-        Terms {
-            base: &self.base,
-            keep: self.keep,
-            durable: self.durable(),
-            detection: self.crash_detection(),
-            pass: None,
-        }
+        Terms { base: &self.base, keep: self.keep, durable: self.durable(), pass: None }
     }
 
     /// Looks after what time does to the queue: promotes what is due, and, unless that was done so recently, settles what
@@ -742,19 +745,21 @@ impl Queue {
     /// The same for who always finds a job: now and then, and when one is due. What fails here keeps nobody from the jobs
     /// that can be claimed.
     fn care_in_passing(&self, shared: &Shared) {
-        let wanted = locked(&shared.care).is_wanted(SLOW_POLL);
-        if let Some(error) = wanted.then(|| self.care(shared, SLOW_POLL).err()).flatten() {
-            shared.tell_failed(&error);
+        if locked(&shared.care).is_wanted(SLOW_POLL) {
+            shared.remove_spares(); // this may take its time
+            if let Err(error) = self.care(shared, SLOW_POLL) {
+                shared.tell_failed(&error);
+            }
         }
     }
 
-    /// What this process shares of the queue, opened anew where the path leads elsewhere by now, or after a fork.
-    fn shared(&self) -> Result<Arc<Shared>> {
+    /// What this process shares of the queue, opened anew where it is not there any more, or after a fork.
+    fn shared(&self, is_there: impl Fn(&Shared, &Path) -> bool) -> Result<Arc<Shared>> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::Closed);
         }
         match &*self.shared.load() {
-            Some(shared) if shared.is_ours() && shared.is_at(&self.base) => Ok(Arc::clone(shared)),
+            Some(shared) if shared.is_ours() && is_there(shared, &self.base) => Ok(Arc::clone(shared)),
             _ => self.reopen(),
         }
     }
@@ -768,34 +773,44 @@ impl Queue {
     }
 
     /// Runs `f`, and once more if it failed because a directory of the queue was replaced.
-    fn healing<T>(&self, mut f: impl FnMut(&Arc<Shared>) -> Result<T>) -> Result<T> {
-        let shared = self.shared()?;
+    fn healing<T>(
+        &self,
+        is_there: impl Fn(&Shared, &Path) -> bool,
+        mut f: impl FnMut(&Arc<Shared>) -> Result<T>,
+    ) -> Result<T> {
+        let shared = self.shared(is_there)?;
         match f(&shared) {
-            Err(error) if error.is_harmless() && !shared.layout().is_whole() => f(&self.reopen()?),
+            Err(error) if error.is_harmless() && !shared.layout().is_whole_at(&self.base) => f(&self.reopen()?),
             done => done,
         }
     }
 
     /// The same, of what shows where jobs are, or acts on it: a verdict that is seen is on the disk.
     fn showing<T>(&self, mut f: impl FnMut(&Arc<Shared>) -> Result<T>) -> Result<T> {
-        self.healing(|shared| {
+        self.healing(Shared::is_open_at, |shared| {
             let shown = f(shared);
             shared.flush_verdicts();
             shown
         })
     }
 
-    fn publishing<T>(&self, due: Option<Due>, mut publish: impl FnMut(Publisher<'_>) -> Result<T>) -> Result<T> {
-        self.healing(|shared| {
+    /// What is published by its path needs no look whether that leads to the open directories, and none at the own lock
+    /// file: the loss of the draft would show it.
+    fn publishing<T>(
+        &self,
+        due: Option<Due>,
+        by_path: bool,
+        mut publish: impl FnMut(Publisher<'_>) -> Result<T>,
+    ) -> Result<T> {
+        self.healing(if by_path { Shared::was_at } else { Shared::is_at }, |shared| {
             let layout = shared.layout();
             let mut publish =
                 |owner: &Owner| publish(Publisher { layout: &layout, owner, durable: self.durable(), due });
-            let owner = shared.owner(self.crash_detection())?;
+            let detection = self.crash_detection();
+            let owner = if by_path { shared.writer(detection)? } else { shared.owner(detection)? };
             let sent = match publish(&owner) {
                 // Somebody deleted the lock file, and some consumer then the temporary file as a dead sender's.
-                Err(error) if error.is_harmless() && !owner.is_good() => {
-                    publish(&shared.owner(self.crash_detection())?)
-                }
+                Err(error) if error.is_harmless() && !owner.is_good() => publish(&shared.owner(detection)?),
                 sent => sent,
             };
             if sent.is_ok() {

@@ -5,7 +5,7 @@
 //! a reboot or an `exec`, a directory whose removal failed). A job enters it before its claim's directory exists and
 //! leaves it after that is gone.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, hash_map};
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
@@ -181,13 +181,16 @@ impl Shared {
         self.generation == fork::generation()
     }
 
-    /// Whether the path still leads here, and the directories are open. The directory by which a queue is known is looked
-    /// at each time, the others once a second.
+    /// Whether the path still leads here. The directory by which a queue is known is looked at each time, the others once a
+    /// second.
     pub(crate) fn is_at(&self, base: &Path) -> bool {
         let processing = sys::stat(&layout::state_path(base, State::Processing));
-        if !processing.is_ok_and(|found| found.identity == self.identity) || !self.layout.load().seems_intact() {
-            return false;
-        }
+        processing.is_ok_and(|found| found.identity == self.identity) && self.was_at(base)
+    }
+
+    /// The same for who need not know it at once: whether within the last second the path led here, and the directories
+    /// were open.
+    pub(crate) fn was_at(&self, base: &Path) -> bool {
         let mut looked = locked(&self.looked);
         if looked.is_none_or(|then| then.elapsed() >= Duration::from_secs(1)) {
             let layout = self.layout();
@@ -197,6 +200,11 @@ impl Shared {
             *looked = Some(Instant::now());
         }
         true
+    }
+
+    /// The same for who takes no owner's name, which would show whether somebody closed the directories in this process.
+    pub(crate) fn is_open_at(&self, base: &Path) -> bool {
+        self.layout.load().seems_intact() && self.is_at(base)
     }
 
     pub(crate) fn layout(&self) -> Arc<Layout> {
@@ -216,21 +224,34 @@ impl Shared {
         Ok(again.layout())
     }
 
-    /// The name under which to write or to claim.
+    /// The name under which to write or to claim. Fails where somebody closed what this process has open.
     pub(crate) fn owner(&self, detection: CrashDetection) -> Result<Owner> {
         locked(&self.table).owner(detection, &self.layout())
     }
 
-    /// Enters a job into the table, if no thread of this process has it, and tells under which name it is to be claimed.
-    pub(crate) fn enter(&self, job: &Job, detection: CrashDetection) -> Result<Option<Owner>> {
+    /// The same for who writes one file and would see by its loss that the name is good for nothing: it is not looked at.
+    pub(crate) fn writer(&self, detection: CrashDetection) -> Result<Owner> {
         let mut table = locked(&self.table);
-        if let Some(entry) = table.claims.get_mut(&job.id()) {
-            entry.wanted = true;
-            return Ok(None);
+        match &table.lock {
+            Some(lock) if detection == CrashDetection::LockFile && lock.is_of(&self.layout()) => {
+                Ok(Owner::Token(Arc::clone(lock)))
+            }
+            _ => table.owner(detection, &self.layout()),
         }
-        let owner = table.owner(detection, &self.layout())?;
-        table.claims.insert(job.id(), Entry { owner: owner.name(), wanted: false });
-        Ok(Some(owner))
+    }
+
+    /// Enters a job that is to be claimed under that name into the table, if no thread of this process has it.
+    pub(crate) fn enter(&self, job: &Job, owner: OwnerName) -> bool {
+        match locked(&self.table).claims.entry(job.id()) {
+            hash_map::Entry::Occupied(mut entry) => {
+                entry.get_mut().wanted = true;
+                false
+            }
+            hash_map::Entry::Vacant(entry) => {
+                entry.insert(Entry { owner, wanted: false });
+                true
+            }
+        }
     }
 
     /// Takes a job out of the table again: its claim's directory is gone. Threads that met it there look once more.
@@ -272,7 +293,23 @@ impl Shared {
 
     /// There is no job: no directory is kept for the next one.
     pub(crate) fn remove_spares(&self) {
-        self.spares.remove(self.layout().dir(State::Processing));
+        let layout = self.layout();
+        let processing = layout.dir(State::Processing);
+        self.spares.remove(processing, |job, name, removed| self.leave_spare(processing, job, name, removed));
+    }
+
+    /// Takes a job out of the table whose directory waited under its name for the next claim, and waits no more.
+    pub(crate) fn leave_spare(&self, processing: &Dir, job: &Job, name: &OsStr, removed: io::Result<()>) {
+        if removed.is_err_and(|error| error.kind() == io::ErrorKind::DirectoryNotEmpty) {
+            self.tell_more(job, &processing.path().join(name));
+        }
+        self.leave(job);
+    }
+
+    /// Somebody put something into a claim's directory.
+    pub(crate) fn tell_more(&self, job: &Job, dir: &Path) {
+        let (id, dir) = (job.id(), dir.display());
+        self.tell(Notice::new(format!("job {id}: files were put beside the job's; they are kept in {dir}")));
     }
 
     pub(crate) fn keep_unsettled(&self, unsettled: Unsettled) {
@@ -385,16 +422,17 @@ impl Drop for Shared {
 
 impl Table {
     fn owner(&mut self, detection: CrashDetection, layout: &Arc<Layout>) -> Result<Owner> {
-        if detection == CrashDetection::Pid {
-            return Ok(Owner::Pid(sys::pid()));
-        }
-        match &self.lock {
-            Some(lock) if lock.is_good_in(layout) => Ok(Owner::Token(Arc::clone(lock))),
-            _ => {
+        match (detection, &self.lock) {
+            // Who closes descriptors, closes those of many: that this one is open says the same of the directories.
+            (CrashDetection::LockFile, Some(lock)) if lock.is_good_in(layout) => Ok(Owner::Token(Arc::clone(lock))),
+            (CrashDetection::LockFile, _) if layout.is_intact() => {
                 let lock = Arc::new(LockFile::new(layout)?);
                 self.lock = Some(Arc::clone(&lock));
                 Ok(Owner::Token(lock))
             }
+            (CrashDetection::Pid, _) if layout.seems_intact() => Ok(Owner::Pid(sys::pid())),
+            _ => Err(io::Error::other("somebody closed the files that this process has open of the queue"))
+                .at(|| layout.owners.path().into()),
         }
     }
 

@@ -426,7 +426,7 @@ fn rule_8_a_lock_file_is_never_seen_unlocked() {
     for place in ["owner: made", "owner: locked"] {
         let stop = Stop::at(place, "opener");
         let queue = Arc::clone(&world.queue);
-        let opener = thread("opener", move || queue.send(b"work", None));
+        let opener = thread("opener", move || queue.send_many(&[b"work"], None));
         stop.reached();
         assert_eq!(world.names("owners"), [""; 0]);
         stop.go();
@@ -529,6 +529,89 @@ fn rule_11_a_directory_is_used_again_where_nobody_else_can_be_in_it() {
     };
     assert_eq!(directories_made(&world, &world.queue, send, |_| fs::write(dir().join("more"), "theirs").unwrap()), 20);
     assert_eq!(directories_made(&world, &world.queue, send, |_| fs::remove_file(dir().join("raw")).unwrap()), 20);
+}
+
+/// A pass in which the directories of claims are used again, and the last of its claims so far.
+#[cfg(target_os = "linux")]
+fn pass_with_reuse(world: &World) -> (pacchettino::Pass, Claim) {
+    for job in 0..20 {
+        world.send(&job.to_string());
+    }
+    let mut pass = world.queue.pass(Kinds::ANY, Order::Fifo).unwrap();
+    for _ in 0..5 {
+        world.queue.claim_next(&mut pass).unwrap().unwrap().settle(Outcome::Success).unwrap();
+    }
+    let last = world.queue.claim_next(&mut pass).unwrap().unwrap();
+    (pass, last)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn rule_11_in_a_pass_a_directory_goes_from_job_to_job_and_goes_with_the_pass() {
+    let world = World::new();
+    let (mut pass, claim) = pass_with_reuse(&world);
+    let dir = world.names("processing");
+    let number = || {
+        let dir = world.path("processing").join(&world.names("processing")[0]);
+        std::os::unix::fs::MetadataExt::ino(&fs::metadata(dir).unwrap())
+    };
+    let same = number();
+    claim.settle(Outcome::Failed).unwrap();
+    assert_eq!(world.names("processing"), dir, "it keeps its name until there is another");
+    assert_eq!(world.queue.count(State::Processing).unwrap(), 0);
+    let _looked = open(world.home.path()).pass(Kinds { data: false, file: true }, Order::Fifo).unwrap();
+    assert_eq!(world.names("processing"), dir, "who looks after the dead does not take it for a leftover");
+    let next = world.queue.claim_next(&mut pass).unwrap().unwrap();
+    assert_ne!(world.names("processing"), dir);
+    assert_eq!(number(), same);
+    next.settle(Outcome::Success).unwrap();
+    pass.end();
+    assert_eq!(world.names("processing"), [""; 0]);
+    // Who has begun a job settles it all the same.
+    drop(pass);
+    let (pass, claim) = pass_with_reuse(&world);
+    drop(pass);
+    claim.settle(Outcome::Success).unwrap();
+    assert!(!world.names("processing").iter().any(|name| name.starts_with("raw-")));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn rule_11_a_job_whose_directory_waits_under_its_name_is_claimed_again_once_that_is_gone() {
+    let world = World::new();
+    let (pass, held) = pass_with_reuse(&world);
+    let job = held.job().unwrap().clone();
+    held.settle(Outcome::Success).unwrap();
+    assert!(world.queue.requeue(&JobRef::Entry(job.clone())).unwrap());
+    let others: Vec<_> = (6..20).map(|_| claim(&world.queue).unwrap()).collect();
+    assert!(others.iter().all(|other| other.job().unwrap().id() != job.id()), "its last claim is not over");
+    fail::cfg("wait: no slow poll", "return").unwrap();
+    let again = world.wait_in_thread("waiting").join().unwrap().unwrap();
+    assert_eq!(again.job().unwrap().id(), job.id());
+    drop(pass);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn rule_11_what_somebody_puts_into_a_directory_that_waits_stays_there_and_is_told() {
+    for goes_on in [true, false] {
+        let world = World::new();
+        let (mut pass, claim) = pass_with_reuse(&world);
+        let id = claim.job().unwrap().id();
+        claim.settle(Outcome::Success).unwrap();
+        let dir = world.path("processing").join(&world.names("processing")[0]);
+        fs::write(dir.join("raw"), "theirs").unwrap();
+        if goes_on {
+            let next = world.queue.claim_next(&mut pass).unwrap().unwrap();
+            assert_eq!(next.read().unwrap(), b"6");
+        } else {
+            pass.end();
+        }
+        assert_eq!(fs::read(dir.join("raw")).unwrap(), b"theirs");
+        let told = world.queue.take_notices();
+        let expected = format!("job {id}: files were put beside the job's; they are kept in {}", dir.display());
+        assert_eq!(told.iter().map(|notice| &*notice.text).collect::<Vec<_>>(), [expected]);
+    }
 }
 
 #[test]
@@ -977,8 +1060,9 @@ fn a_trouble_is_told_once_and_again_when_it_was_over_for_a_while() {
     let queue = open(&base);
     fs::rename(&base, world.path("away")).unwrap();
     let told = || {
-        let nothing = queue.claim(Kinds::ANY, Order::Fifo, Some(Duration::from_millis(1)), Duration::MAX, || true);
-        assert!(nothing.is_err());
+        let mut looks = [true, false].into_iter(); // one look, no sleep
+        let nothing = queue.claim(Kinds::ANY, Order::Fifo, None, Duration::MAX, || looks.next().unwrap());
+        assert!(matches!(nothing, Err(Error::Stopped)));
         queue.take_notices().len()
     };
     assert_eq!((told(), told()), (1, 0));
@@ -1034,8 +1118,8 @@ fn a_verdict_of_a_pass_is_flushed_before_its_next_claim_is_given_or_it_ends_or_s
                 let next = queue.claim_next(pass.as_mut().unwrap()).unwrap().unwrap();
                 next.settle(Outcome::Retry(None)).unwrap();
             }
-            "flush" => pass.as_ref().unwrap().flush(),
-            "the end" => drop(pass.take()),
+            "the end" => pass.as_ref().unwrap().end(),
+            "the drop" => drop(pass.take()),
             "count" => assert_eq!(queue.count(State::Success).unwrap(), 1),
             "jobs" => assert_eq!(queue.jobs(State::Success).unwrap().count(), 1),
             "requeue_all" => assert_eq!(queue.requeue_all(KeepPolicy::ALL).unwrap(), 1),
@@ -1044,7 +1128,7 @@ fn a_verdict_of_a_pass_is_flushed_before_its_next_claim_is_given_or_it_ends_or_s
         }
         pass
     };
-    for way in ["the next claim", "flush", "the end", "count", "jobs", "requeue_all", "cleanup"] {
+    for way in ["the next claim", "the end", "the drop", "count", "jobs", "requeue_all", "cleanup"] {
         let world = World::new();
         let (queue, pass, claim) = begun_pass(&world, 2);
         let dir = claim.path().unwrap().parent().unwrap().to_owned();
@@ -1078,7 +1162,7 @@ fn two_verdicts_of_a_pass_wait_for_one_flush_each() {
     one.settle(Outcome::Success).unwrap();
     two.settle(Outcome::Failed).unwrap();
     assert_eq!(world.names("processing").len(), 1);
-    pass.flush();
+    pass.end();
     assert!(world.names("processing").is_empty());
 }
 
@@ -1089,7 +1173,7 @@ fn a_verdict_of_a_pass_whose_flush_fails_is_told_and_tried_again() {
     let id = claim.job().unwrap().id();
     claim.settle(Outcome::Success).unwrap();
     fail::cfg("flush: fails", "return").unwrap();
-    pass.flush();
+    pass.end();
     let notices = queue.take_notices();
     assert!(notices.iter().any(|notice| notice.text.starts_with(&format!("job {id} could not be settled: "))));
     assert_eq!(world.names("processing").len(), 1);

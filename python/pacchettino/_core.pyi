@@ -32,7 +32,7 @@ class Queue:
 
 @final
 class Pass:
-    def flush(self) -> None: ...
+    def end(self) -> None: ...
 
 @final
 class Claim:

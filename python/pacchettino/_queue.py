@@ -231,9 +231,9 @@ class Pacchettino:
                     self._handle(claim)
                     handled += 1
         except BaseException:
-            # The last verdict of a durable queue waits for its flush, which would have come with the next claim.
+            # The last verdict of a durable queue waits for its flush, and the last claim's directory for the next claim.
             with self._logging():
-                waiting.flush()
+                waiting.end()
             raise
 
     def receive_one(self, timeout: Duration | None = 0, *, fifo: bool | None = None) -> bool:

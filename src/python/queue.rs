@@ -172,8 +172,8 @@ pub(super) struct Pass(Mutex<queue::Pass>);
 #[pymethods]
 impl Pass {
     /// Has the verdicts on its jobs on the disk.
-    fn flush(&self, py: Python<'_>) {
-        detached(py, || locked(&self.0).flush());
+    fn end(&self, py: Python<'_>) {
+        detached(py, || locked(&self.0).end());
     }
 }
 

@@ -124,12 +124,17 @@ impl Dir {
 
     /// Moves an entry to a name that is free, in this or another directory.
     pub(crate) fn rename(&self, name: &OsStr, to: &Self, new_name: &OsStr) -> io::Result<()> {
-        rename_no_replace(self.as_fd(), name, to, new_name)
+        rename_no_replace(self.as_fd(), name, to.as_fd(), new_name)
+    }
+
+    /// Moves an entry to a path that is free.
+    pub(crate) fn rename_to(&self, name: &OsStr, path: &Path) -> io::Result<()> {
+        rename_no_replace(self.as_fd(), name, AT_FDCWD, path.as_os_str())
     }
 
     /// Moves a file from anywhere to a name that is free in this directory.
     pub(crate) fn take(&self, path: &Path, new_name: &OsStr) -> io::Result<()> {
-        rename_no_replace(AT_FDCWD, path.as_os_str(), self, new_name)
+        rename_no_replace(AT_FDCWD, path.as_os_str(), self.as_fd(), new_name)
     }
 
     /// Flushes the names in it to the disk (`fsync` of the directory).
@@ -344,8 +349,8 @@ fn time(seconds: i64, nanoseconds: i64) -> SystemTime {
     SystemTime::UNIX_EPOCH + seconds + Duration::from_nanos(nanoseconds.try_into().unwrap_or_default())
 }
 
-fn rename_no_replace(from: BorrowedFd<'_>, name: &OsStr, to: &Dir, new_name: &OsStr) -> io::Result<()> {
-    match exclusive::rename(from, name, to.as_fd(), new_name) {
+fn rename_no_replace(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, new_name: &OsStr) -> io::Result<()> {
+    match exclusive::rename(from, name, to, new_name) {
         // Not every filesystem can: then look first.
         Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
             if fstatat(to, new_name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok() {
