@@ -142,7 +142,7 @@ impl Claim {
     /// # Errors
     /// [`Error::Io`] if it can't be opened, [`Error::NotRegular`] if it is no regular file.
     pub fn open(&self) -> Result<File> {
-        self.open_sized().map(|(file, _)| file)
+        self.content().map(|content| content.file)
     }
 
     /// Reads its bytes, as many as there were when it was opened.
@@ -150,15 +150,11 @@ impl Claim {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn read(&self) -> Result<Vec<u8>> {
-        let (file, length) = self.open_sized()?;
-        let path = || self.path().unwrap_or_default();
-        let mut data = Vec::new();
-        data.try_reserve_exact(length.try_into().unwrap_or(usize::MAX)).map_err(io::Error::from).at(path)?;
-        file.take(length).read_to_end(&mut data).at(path)?;
-        Ok(data)
+        self.content()?.read()
     }
 
-    fn open_sized(&self) -> Result<(File, u64)> {
+    /// Opens its file to be read.
+    pub(crate) fn content(&self) -> Result<Content> {
         let held = self.held()?;
         let file = held.dir.open_file(held.job.claimed_name()).at(|| held.path())?;
         let metadata = file.metadata().at(|| held.path())?;
@@ -166,7 +162,7 @@ impl Claim {
             let kind = io::ErrorKind::InvalidInput;
             return Err(Error::NotRegular { what: "a job must be a regular file", kind, path: held.path() });
         }
-        Ok((file, metadata.len()))
+        Ok(Content { file, length: metadata.len(), location: Arc::clone(&held.location) })
     }
 
     /// Gives the verdict. With a durable queue it is on the disk when this returns; if the job is one of a pass, when the
@@ -271,6 +267,41 @@ fn make(shared: &Shared, processing: &Dir, name: &OsStr, reuse: Option<Token>) -
     processing.make_dir(name)?;
     step!("claim: made");
     processing.open_dir(name).map(Arc::new).inspect_err(|_| _ = processing.remove_dir(name))
+}
+
+/// A claimed job's file, open: as many bytes as there were then.
+pub(crate) struct Content {
+    file: File,
+    length: u64,
+    location: Arc<Location>,
+}
+
+impl Content {
+    pub(crate) fn length(&self) -> usize {
+        self.length.try_into().unwrap_or(usize::MAX)
+    }
+
+    pub(crate) fn read(self) -> Result<Vec<u8>> {
+        let path = || self.location.path();
+        let mut data = Vec::new();
+        data.try_reserve_exact(self.length()).map_err(io::Error::from).at(path)?;
+        (&self.file).take(self.length).read_to_end(&mut data).at(path)?;
+        Ok(data)
+    }
+
+    /// Reads them to where the caller has room for them, and says how many there are: somebody may have cut the file.
+    pub(crate) fn read_into(&self, room: &mut [u8]) -> Result<usize> {
+        let mut length = 0;
+        while length < room.len() {
+            match (&self.file).read(&mut room[length..]) {
+                Ok(0) => break,
+                Ok(read) => length += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).at(|| self.location.path()),
+            }
+        }
+        Ok(length)
+    }
 }
 
 /// Where a claimed job's file is until it is settled.

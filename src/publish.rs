@@ -40,6 +40,21 @@ const COPY_PIECE: u64 = 64 << 20;
 /// filesystem's journal, so the more the better; the descriptors are the process's.
 const MOST_OPEN: usize = 64;
 
+/// From how many files on it may pay to flush the filesystem as a whole.
+const MANY: usize = 8;
+
+/// How much a disk writes, at the least, in the time that the flush of one file takes it.
+const WORTH_A_FLUSH: u64 = 64 << 10;
+
+/// How the files of a batch come to the disk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flushing {
+    Never,
+    Each,
+    /// By one flush of their filesystem.
+    Together,
+}
+
 /// Publishes under one owner's name.
 pub(crate) struct Publisher<'a> {
     pub(crate) layout: &'a Layout,
@@ -63,11 +78,13 @@ impl Publisher<'_> {
 
     /// Writes all, then publishes all in order, then flushes the directory once.
     ///
-    /// Each file is flushed by itself, but not at once: first the disk is told to begin, and by the time that it is waited
-    /// for, it has done many of them together. One `syncfs` would wait for whatever others write on that filesystem.
-    pub(crate) fn many<T: AsRef<[u8]>>(&self, items: impl IntoIterator<Item = T>) -> Result<Vec<Uuid>> {
+    /// First the disk is told to begin with each file, and by the time that it is waited for, it has done many of them
+    /// together. Then each is flushed by itself or, where others have written so little that this is far cheaper, all of
+    /// the filesystem at once.
+    pub(crate) fn many<T: AsRef<[u8]>>(&self, items: &[T]) -> Result<Vec<Uuid>> {
+        let flushing = self.flushing(items.len());
         let most_open = if self.durable { MOST_OPEN } else { 0 };
-        let mut drafts = Vec::new();
+        let mut drafts = Vec::with_capacity(items.len());
         let mut open = VecDeque::new();
         for item in items {
             let write = |file: &mut File| file.write_all(item.as_ref());
@@ -75,7 +92,7 @@ impl Publisher<'_> {
                 // No more descriptors: then with those that there are.
                 Err(Error::Io { ref source, .. }) if !open.is_empty() && sys::is_out_of_files(source) => {
                     for written in open.drain(..) {
-                        drafts.push(self.finish(written)?);
+                        drafts.push(Self::finish(written, flushing)?);
                     }
                     self.written(self.new_id()?, write)?
                 }
@@ -86,12 +103,19 @@ impl Publisher<'_> {
             }
             open.push_back(written);
             if open.len() > most_open {
-                drafts.extend(open.pop_front().map(|written| self.finish(written)).transpose()?);
+                drafts.extend(open.pop_front().map(|written| Self::finish(written, flushing)).transpose()?);
             }
         }
         for written in open {
-            drafts.push(self.finish(written)?);
+            drafts.push(Self::finish(written, flushing)?);
         }
+        // What fails there may be others' writes; then each of these tells for itself.
+        if flushing == Flushing::Together && self.layout.tmp.sync_filesystem().is_err() {
+            for draft in &drafts {
+                draft.tmp.open_file(&draft.name).and_then(|file| file.sync_all()).at(|| draft.path())?;
+            }
+        }
+        step!("publish: flushed");
         let mut sent = Vec::with_capacity(drafts.len());
         for draft in drafts {
             let id = draft.id;
@@ -182,9 +206,21 @@ impl Publisher<'_> {
         job::new_id().at(|| self.layout.tmp.path().into())
     }
 
+    /// How that many files are flushed.
+    fn flushing(&self, files: usize) -> Flushing {
+        let worth = WORTH_A_FLUSH.saturating_mul(files as u64);
+        if !self.durable {
+            Flushing::Never
+        } else if files >= MANY && self.layout.tmp.unwritten().is_some_and(|others| others <= worth) {
+            Flushing::Together
+        } else {
+            Flushing::Each
+        }
+    }
+
     /// Makes a whole file in `tmp/`.
     fn draft(&self, id: Uuid, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<Draft<'_>> {
-        self.finish(self.written(id, write)?)
+        Self::finish(self.written(id, write)?, self.flushing(1))
     }
 
     /// Writes a file in `tmp/`.
@@ -200,10 +236,13 @@ impl Publisher<'_> {
     }
 
     /// Says that it is whole.
-    fn finish<'a>(&self, written: Written<'a>) -> Result<Draft<'a>> {
-        if self.durable {
-            written.file.sync_all().at(|| written.draft.path())?;
+    fn finish(written: Written<'_>, flushing: Flushing) -> Result<Draft<'_>> {
+        match flushing {
+            Flushing::Never => Ok(()),
+            Flushing::Each => written.file.sync_all(),
+            Flushing::Together => sys::finish_flush(&written.file),
         }
+        .at(|| written.draft.path())?;
         let Written { file, draft } = written;
         sys::close(file).at(|| draft.path())?;
         step!("publish: closed");

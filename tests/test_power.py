@@ -7,6 +7,7 @@ does, with its journal written or not. What that can't show is in TESTING.md.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import random
@@ -222,6 +223,95 @@ def jobs_by_content(place: Place) -> dict[bytes, tuple[str, ...]]:
             ids += re.findall(ID, path)
     assert len(set(ids)) == len(ids)
     return found
+
+
+# A batch that is flushed with its filesystem
+
+BATCH = 8
+WORTH_A_FLUSH = 64
+"""How many KiB of others' writes are waited for rather than to flush one more file by itself."""
+
+CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
+
+
+def send_batch(
+    disk: Disk, place: Place, unwritten: int, decide: Callable[[int, str], Fate | None]
+) -> tuple[list[str], set[str]]:
+    """Send a batch in a process that sees so many KiB unwritten, and give its calls and the jobs that it told of."""
+    told: set[str] = set()
+
+    def program(tell: Tell) -> Iterator[None]:
+        assert libc.unshare(CLONE_NEWNS) == 0
+        assert libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) == 0
+        seen = place.elsewhere / "meminfo"
+        seen.write_text(f"MemTotal: 8000000 kB\nDirty:     {unwritten - 1} kB\nWriteback: 1 kB\n")
+        assert libc.mount(bytes(seen), b"/proc/meminfo", None, MS_BIND, None) == 0
+        queue = Pacchettino(place.base, durable=True)
+        queue.send_data("so that all is there that is made once", delay=3600)
+        disk.flush()
+        yield
+        with suppress(OSError):
+            tell(*queue.send_many([CONTENT["one"]] * BATCH))
+
+    return trap(program, decide, lambda *ids: told.update(ids)), told
+
+
+@every_cut
+def test_a_batch_that_is_flushed_with_its_filesystem_is_whole_on_the_disk_before_it_is_jobs(
+    how: str, disk: Disk, tmp_path: Path
+) -> None:
+    last, calls = 0, ["syncfs"]
+    while last <= len(calls):
+        place = Place.make(disk.mounted, tmp_path)
+        flushed = False
+
+        def decide(number: int, call: str, last: int = last) -> Fate | None:
+            nonlocal flushed
+            flushed |= call == "syncfs"
+            if not last or number < last:
+                return None
+            disk.cut(how)
+            return DEATH
+
+        calls, told = send_batch(disk, place, BATCH * WORTH_A_FLUSH, decide)
+        if not last:
+            assert (calls.count("syncfs"), calls.count("fsync")) == (1, 1)
+            last = calls.index("syncfs") + 2  # the first call that is not made after it
+        else:
+            last += 1
+        if len(told) == BATCH:
+            disk.cut(how)
+        disk.start()
+        found = dict(everything(place.base / "queued"))
+        assert all(content == CONTENT["one"] for _, content in found.values()), (how, calls)
+        assert {f"raw-{id}".encode() for id in told} <= found.keys()
+        place.remove()
+
+
+def test_a_batch_is_flushed_file_by_file_where_others_wrote_more_or_the_whole_can_not_be_flushed(
+    disk: Disk, tmp_path: Path
+) -> None:
+    def flushes(
+        unwritten: int, failing: Callable[[list[str], str], bool] = lambda before, call: False
+    ) -> tuple[int, int, int]:
+        before: list[str] = []
+
+        def decide(number: int, call: str) -> Fate | None:
+            fails = failing(before, call)
+            before.append(call)
+            return Fate(errno.EIO) if fails else None
+
+        place = Place.make(disk.mounted, tmp_path)
+        calls, told = send_batch(disk, place, unwritten, decide)
+        assert {f"raw-{id}".encode() for id in told} == set(everything(place.base / "queued"))
+        place.remove()
+        return calls.count("syncfs"), calls.count("fsync"), len(told)
+
+    assert flushes(BATCH * WORTH_A_FLUSH + 1) == (0, BATCH + 1, BATCH)
+    assert flushes(1, lambda before, call: call == "syncfs") == (1, BATCH + 1, BATCH)
+    assert flushes(1, lambda before, call: call in {"syncfs", "fsync"}) == (1, 1, 0)
+    waits = lambda before, call: call == "sync_file_range" and before.count(call) >= BATCH  # noqa: E731
+    assert flushes(1, waits) == (0, 0, 0)
 
 
 THREADS = 8

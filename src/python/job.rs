@@ -28,6 +28,9 @@ pub(super) struct Claim {
     begun: AtomicBool,
 }
 
+/// From here on it is cheaper to let go of the interpreter once more than to copy the bytes.
+const LARGE: usize = 64 << 10;
+
 impl Claim {
     pub(super) fn new(claim: crate::Claim) -> Result<Self, Error> {
         Ok(Self {
@@ -88,9 +91,24 @@ impl Claim {
     }
 
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let data = detached(py, || self.with(|claim| claim.as_ref().map(crate::Claim::read).transpose()))?;
-        let data = data.ok_or_else(|| PyRuntimeError::new_err("the job has its verdict: read its data before that"))?;
-        Ok(PyBytes::new(py, &data))
+        let content = detached(py, || {
+            let content = self.with(|claim| claim.as_ref().map(crate::Claim::content).transpose())?;
+            Ok::<_, Error>(match content {
+                Some(content) if content.length() < LARGE => Some(Ok(content.read()?)),
+                content => content.map(Err),
+            })
+        })?;
+        let large = match content {
+            Some(Ok(data)) => return Ok(PyBytes::new(py, &data)),
+            Some(Err(large)) => large,
+            None => return Err(PyRuntimeError::new_err("the job has its verdict: read its data before that")),
+        };
+        let mut length = 0;
+        let data = PyBytes::new_with(py, large.length(), |room| {
+            length = detached(py, || large.read_into(room))?;
+            Ok(())
+        })?;
+        Ok(if length < large.length() { PyBytes::new(py, &data.as_bytes()[..length]) } else { data })
     }
 
     fn begin(&self) {

@@ -105,6 +105,31 @@ impl Dir {
     }
 }
 
+/// Elsewhere each file is flushed by itself, all at once.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+mod one_by_one {
+    use super::{Dir, io};
+    use std::fs::File;
+
+    pub(crate) fn start_flush(_file: &File) {}
+
+    pub(crate) fn finish_flush(file: &File) -> io::Result<()> {
+        file.sync_all()
+    }
+
+    impl Dir {
+        pub(crate) fn unwritten(&self) -> Option<u64> {
+            None
+        }
+
+        pub(crate) fn sync_filesystem(&self) -> io::Result<()> {
+            self.sync()
+        }
+    }
+}
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) use one_by_one::*;
+
 /// Where the kernel does not tell, those who wait look from time to time.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(crate) struct Watch(std::convert::Infallible);

@@ -142,6 +142,31 @@ impl Dir {
         self.handle.file().sync_all()
     }
 
+    /// Has all that anybody wrote to its filesystem flushed to the disk (`syncfs(2)`).
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(crate) fn sync_filesystem(&self) -> io::Result<()> {
+        Ok(nix::unistd::syncfs(self)?)
+    }
+
+    /// How many bytes [`sync_filesystem`](Self::sync_filesystem) may have to wait for by now: what all filesystems together
+    /// have not written yet. `None` if it is not known of this one that its disk is flushed by that as by `fsync`, as it is
+    /// not through a network or a program.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(crate) fn unwritten(&self) -> Option<u64> {
+        use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs};
+
+        let filesystem = fstatfs(self).ok()?.filesystem_type();
+        if ![EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC].contains(&filesystem) {
+            return None;
+        }
+        // proc_meminfo(5): in KiB
+        let memory = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let kib =
+            |name| memory.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse().ok());
+        let (dirty, on_the_way): (u64, u64) = (kib("Dirty:")?, kib("Writeback:")?);
+        Some((dirty + on_the_way) << 10)
+    }
+
     /// Whether it is seen to be empty. For one whose handle nobody else reads.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) fn is_empty(&self) -> io::Result<bool> {
@@ -224,16 +249,24 @@ pub(crate) fn sync_source(path: &Path) -> io::Result<()> {
     open_source(path, Link::Refused)?.sync_all()
 }
 
-/// Has the disk begin with what was written to a file, where the system can be told so. What goes wrong the flush will
-/// tell.
+/// Has the disk begin with what was written to a file. What goes wrong [`finish_flush`] or the file's own flush will tell.
+#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn start_flush(file: &File) {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
+    _ = sync_file_range(file, libc::SYNC_FILE_RANGE_WRITE);
+}
+
+/// Waits until the disk has what was written to a file. That is not flushed, nor is it known there how to find it, until
+/// [`Dir::sync_filesystem`].
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn finish_flush(file: &File) -> io::Result<()> {
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_file_range(file, all)
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn sync_file_range(file: &File, flags: libc::c_uint) -> io::Result<()> {
     // SAFETY: a call without pointers on a descriptor that is open.
-    unsafe {
-        libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE);
-    }
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    let _ = file;
+    Ok(Errno::result(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) }).map(drop)?)
 }
 
 /// Whether an error is that this process, or the system, has as many files open as it may.

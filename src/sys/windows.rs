@@ -344,9 +344,6 @@ fn has_name(file: &File) -> io::Result<bool> {
     Ok(standard.NumberOfLinks > 0 && !standard.DeletePending)
 }
 
-/// Has the disk begin with what was written to a file, where the system can be told so.
-pub(crate) fn start_flush(_file: &File) {}
-
 /// Whether an error is that this process has as many files open as it may.
 pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
     is_win32(error, &[ERROR_TOO_MANY_OPEN_FILES])
