@@ -231,7 +231,7 @@ class Pacchettino:
                     self._handle(claim)
                     handled += 1
         except BaseException:
-            # The last verdict of a durable queue waits for its flush, and the last claim's directory for the next claim.
+            # A durable queue's last verdict waits for its flush, and the last claim's directory for the next claim.
             with self._logging():
                 waiting.end()
             raise
