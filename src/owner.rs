@@ -85,12 +85,7 @@ impl LockFile {
 
     /// The same where others look for it: `owners/` may have been replaced.
     pub(crate) fn is_good_in(&self, layout: &Arc<Layout>) -> bool {
-        self.is_of(layout) && self.is_good()
-    }
-
-    /// Whether it was made in these directories.
-    pub(crate) fn is_of(&self, layout: &Arc<Layout>) -> bool {
-        Arc::ptr_eq(&self.layout, layout)
+        Arc::ptr_eq(&self.layout, layout) && self.is_good()
     }
 }
 

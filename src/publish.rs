@@ -67,12 +67,8 @@ impl Publisher<'_> {
     pub(crate) fn data(&self, data: &[u8]) -> Result<Uuid> {
         let draft = self.draft(self.new_id()?, |file| file.write_all(data))?;
         let job = Job::data(draft.id);
-        if self.durable {
-            self.publish(draft, &job)?;
-            self.sync_target(&[job.id()])?;
-        } else {
-            self.publish_by_path(draft, &job)?;
-        }
+        self.publish(draft, &job)?;
+        self.sync_target(&[job.id()])?;
         Ok(job.id())
     }
 
@@ -253,17 +249,6 @@ impl Publisher<'_> {
     fn publish(&self, mut draft: Draft<'_>, job: &Job) -> Result<()> {
         let (target, entry) = self.target(job);
         draft.tmp.rename(&draft.name, target, &entry).at(|| target.path().join(&entry))?;
-        draft.published = true;
-        step!("publish: published");
-        Ok(())
-    }
-
-    /// The same, to where the path leads at that moment: for one job that costs less than to look first whether it leads
-    /// to the directory that is open. What is flushed has to be that one.
-    fn publish_by_path(&self, mut draft: Draft<'_>, job: &Job) -> Result<()> {
-        let (target, entry) = self.target(job);
-        let path = target.path().join(entry);
-        draft.tmp.rename_to(&draft.name, &path).at(|| path.clone())?;
         draft.published = true;
         step!("publish: published");
         Ok(())

@@ -303,7 +303,7 @@ impl Queue {
     /// [`Error::Io`]: nothing was sent and nothing is left. [`Error::Sent`]: the job exists, but a power cut may undo
     /// it.
     pub fn send(&self, data: &[u8], due: Option<Due>) -> Result<Uuid> {
-        self.publishing(due, !self.durable(), |publisher| publisher.data(data))
+        self.publishing(due, |publisher| publisher.data(data))
     }
 
     /// Sends many data jobs, in order; with a durable queue far cheaper than one by one.
@@ -311,7 +311,7 @@ impl Queue {
     /// # Errors
     /// As [`send`](Self::send); [`Error::Sent`] names the jobs that exist.
     pub fn send_many<T: AsRef<[u8]>>(&self, items: &[T], due: Option<Due>) -> Result<Vec<Uuid>> {
-        self.publishing(due, false, |publisher| publisher.many(items))
+        self.publishing(due, |publisher| publisher.many(items))
     }
 
     /// Sends a file under its own base name or another one. `go_on` is asked now and then during a long copy.
@@ -328,7 +328,7 @@ impl Queue {
         mut go_on: impl FnMut() -> bool,
     ) -> Result<Uuid> {
         let name = name.or_else(|| path.file_name()).unwrap_or_default();
-        self.publishing(due, false, |publisher| publisher.file(path, name, transfer, &mut go_on))
+        self.publishing(due, |publisher| publisher.file(path, name, transfer, &mut go_on))
     }
 
     /// Claims a waiting job, or waits for one: no longer than `timeout`, for ever if that is `None`.
@@ -794,23 +794,17 @@ impl Queue {
         })
     }
 
-    /// What is published by its path needs no look whether that leads to the open directories, and none at the own lock
-    /// file: the loss of the draft would show it.
-    fn publishing<T>(
-        &self,
-        due: Option<Due>,
-        by_path: bool,
-        mut publish: impl FnMut(Publisher<'_>) -> Result<T>,
-    ) -> Result<T> {
-        self.healing(if by_path { Shared::was_at } else { Shared::is_at }, |shared| {
+    fn publishing<T>(&self, due: Option<Due>, mut publish: impl FnMut(Publisher<'_>) -> Result<T>) -> Result<T> {
+        self.healing(Shared::is_at, |shared| {
             let layout = shared.layout();
             let mut publish =
                 |owner: &Owner| publish(Publisher { layout: &layout, owner, durable: self.durable(), due });
-            let detection = self.crash_detection();
-            let owner = if by_path { shared.writer(detection)? } else { shared.owner(detection)? };
+            let owner = shared.owner(self.crash_detection())?;
             let sent = match publish(&owner) {
                 // Somebody deleted the lock file, and some consumer then the temporary file as a dead sender's.
-                Err(error) if error.is_harmless() && !owner.is_good() => publish(&shared.owner(detection)?),
+                Err(error) if error.is_harmless() && !owner.is_good() => {
+                    publish(&shared.owner(self.crash_detection())?)
+                }
                 sent => sent,
             };
             if sent.is_ok() {

@@ -229,17 +229,6 @@ impl Shared {
         locked(&self.table).owner(detection, &self.layout())
     }
 
-    /// The same for who writes one file and would see by its loss that the name is good for nothing: it is not looked at.
-    pub(crate) fn writer(&self, detection: CrashDetection) -> Result<Owner> {
-        let mut table = locked(&self.table);
-        match &table.lock {
-            Some(lock) if detection == CrashDetection::LockFile && lock.is_of(&self.layout()) => {
-                Ok(Owner::Token(Arc::clone(lock)))
-            }
-            _ => table.owner(detection, &self.layout()),
-        }
-    }
-
     /// Enters a job that is to be claimed under that name into the table, if no thread of this process has it.
     pub(crate) fn enter(&self, job: &Job, owner: OwnerName) -> bool {
         match locked(&self.table).claims.entry(job.id()) {

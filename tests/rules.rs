@@ -426,7 +426,7 @@ fn rule_8_a_lock_file_is_never_seen_unlocked() {
     for place in ["owner: made", "owner: locked"] {
         let stop = Stop::at(place, "opener");
         let queue = Arc::clone(&world.queue);
-        let opener = thread("opener", move || queue.send_many(&[b"work"], None));
+        let opener = thread("opener", move || queue.send(b"work", None));
         stop.reached();
         assert_eq!(world.names("owners"), [""; 0]);
         stop.go();

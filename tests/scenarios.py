@@ -399,7 +399,7 @@ def a_look_in_the_middle_of_receive(place: Place, open: Open, tell: Tell) -> Ite
     claim.succeed()
     assert queue.status(id) is Status.SUCCESS
     tell("returned", "one")
-    waiting.flush()
+    waiting.end()
 
 
 @scenario()

@@ -297,7 +297,7 @@ def test_a_child_does_not_flush_the_verdict_that_its_parent_has_yet_to_flush(que
             claim.begin()
             claim.succeed()
             def in_child():
-                waiting.flush()
+                waiting.end()
                 other = queue._core.claim_next(waiting)
                 other.begin()
                 other.fail()
@@ -312,7 +312,7 @@ def test_a_child_does_not_flush_the_verdict_that_its_parent_has_yet_to_flush(que
             child("queue.count_failed()")
             child("del waiting")
             assert entries(queue_dir / "processing") == processing
-        peer("waiting.flush()")
+        peer("waiting.end()")
         assert entries(queue_dir / "processing") == []
         assert peer("queue.count_failed(), queue.count_successful()") == (1, 1)
 

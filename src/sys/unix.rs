@@ -127,11 +127,6 @@ impl Dir {
         rename_no_replace(self.as_fd(), name, to.as_fd(), new_name)
     }
 
-    /// Moves an entry to a path that is free.
-    pub(crate) fn rename_to(&self, name: &OsStr, path: &Path) -> io::Result<()> {
-        rename_no_replace(self.as_fd(), name, AT_FDCWD, path.as_os_str())
-    }
-
     /// Moves a file from anywhere to a name that is free in this directory.
     pub(crate) fn take(&self, path: &Path, new_name: &OsStr) -> io::Result<()> {
         rename_no_replace(AT_FDCWD, path.as_os_str(), self.as_fd(), new_name)

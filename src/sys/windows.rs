@@ -182,12 +182,6 @@ impl Dir {
         patiently(|| move_to(&self.open_alone(&name, 0)?, to, &new_name))
     }
 
-    /// Moves an entry to a path that is free.
-    pub(crate) fn rename_to(&self, name: &OsStr, path: &Path) -> io::Result<()> {
-        let parent = Self::open(path.parent().unwrap_or(path))?;
-        self.rename(name, &parent, path.file_name().unwrap_or_default())
-    }
-
     /// Moves a file from anywhere to a name that is free in this directory.
     pub(crate) fn take(&self, path: &Path, new_name: &OsStr) -> io::Result<()> {
         let new_name = wide(new_name)?;
