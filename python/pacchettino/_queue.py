@@ -88,6 +88,7 @@ class Pacchettino:
         self._on_file: FileHandler | None = None
         by_pid = _by_pid(crash_detection)
         self._core = _core.Queue(_path(base_dir, "base_dir"), int(self._keep_policy), bool(durable), by_pid)
+        self._logging = _Logging(self._core)
 
     # Settings
 
@@ -219,11 +220,11 @@ class Pacchettino:
         """
         data, file = self._handled_kinds()
         handled = 0
-        with self._logging():
+        with self._logging:
             waiting = self._core.start_pass(self._order(fifo), data, file)
         try:
             while True:
-                with self._logging():
+                with self._logging:
                     claim = self._core.claim_next(waiting)
                 if claim is None:
                     return handled
@@ -232,7 +233,7 @@ class Pacchettino:
                     handled += 1
         except BaseException:
             # A durable queue's last verdict waits for its flush, and the last claim's directory for the next claim.
-            with self._logging():
+            with self._logging:
                 waiting.end()
             raise
 
@@ -409,7 +410,7 @@ class Pacchettino:
         slice = 0.08 if wait != 0 and threading.current_thread() is threading.main_thread() else math.inf
         end = None if wait is None else time.monotonic() + wait
         while True:
-            with self._logging():
+            with self._logging:
                 claim, is_over = self._core.claim(wait, slice, self._order(fifo), data, file)
             if is_over and (claim is None or claim.is_ours):
                 return claim
@@ -490,7 +491,7 @@ class Pacchettino:
             logger.warning("job %s is the parent process's: its handler forked, and the child came back", claim.id)
             return
         try:
-            with self._logging():
+            with self._logging:
                 settle()
         except (OSError, ValueError) as error:  # a retry in a year that no name can hold is a ValueError
             logger.error("job %s could not be settled: %s", claim.id, error, extra={"job_id": claim.id})
@@ -511,9 +512,6 @@ class Pacchettino:
                 "jobs() and cleanup() act on what is there all the same"
             )
         return _STATE_OF[state]
-
-    def _logging(self) -> _Logging:
-        return _Logging(self._core)
 
 
 class _Logging:
