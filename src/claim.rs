@@ -242,7 +242,7 @@ fn move_in(
         made => made.at(|| processing.path().join(name))?,
     };
     step!("claim: opened");
-    let taken = queued.rename(&job.entry(), &dir, job.claimed_name());
+    let taken = queued.try_rename(&job.entry(), &dir, job.claimed_name());
     step!("claim: taken");
     if taken.is_err() && !reuse.is_some_and(|token| shared.spares.give_back(token, processing, name, &dir, None)) {
         _ = processing.remove_dir(name); // what stays is empty, and recovery's
@@ -318,7 +318,7 @@ impl Location {
     /// The path, which somebody knows from then on.
     pub(crate) fn tell(&self) -> PathBuf {
         self.is_told.store(true, Ordering::Relaxed);
-        self.path()
+        sys::for_programs(self.path())
     }
 
     fn path(&self) -> PathBuf {

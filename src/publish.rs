@@ -137,6 +137,9 @@ impl Publisher<'_> {
         transfer: Transfer,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Uuid> {
+        if let Some(fault) = sys::name_fault(name) {
+            return Err(Error::Name { what: fault.into() });
+        }
         let (look, link): (fn(&Path) -> _, _) = match transfer {
             Transfer::Move => (sys::stat, Link::Refused),
             Transfer::Copy => (sys::stat_target, Link::Followed),

@@ -20,6 +20,7 @@ use crate::policy::{KeepPolicy, State};
 use crate::publish::{Publisher, Transfer};
 use crate::recover;
 use crate::shared::Shared;
+use crate::sys;
 use crate::wait::locked;
 
 /// How often who waits looks whether there is work, where the kernel does not tell.
@@ -71,11 +72,11 @@ impl JobInfo {
     #[must_use]
     pub fn path(&self) -> PathBuf {
         let directory = layout::state_path(&self.base, self.state);
-        match (self.owner, self.due) {
+        sys::for_programs(match (self.owner, self.due) {
             (Some(owner), _) => directory.join(self.job.claim_entry(owner)).join(self.job.claimed_name()),
             (None, Some(due)) => directory.join(self.job.scheduled_entry(due)),
             (None, None) => directory.join(self.job.entry()),
-        }
+        })
     }
 }
 

@@ -7,6 +7,7 @@ import errno
 import inspect
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -544,8 +545,12 @@ _LONGEST_DELAY = 100 * 365.25 * 24 * 3600
 
 def _memory() -> float:
     """How many bytes of memory the machine has; without end where it does not tell."""
-    if not hasattr(os, "sysconf"):
-        return math.inf
+    if sys.platform == "win32":
+        import ctypes
+
+        kilobytes = ctypes.c_ulonglong()
+        told = ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
+        return kilobytes.value * 1024.0 if told else math.inf
     return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
 
 

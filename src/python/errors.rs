@@ -1,5 +1,5 @@
-//! An [`Error`] becomes a Python exception here and nowhere else. Where it has an `errno`, Python picks the subclass of
-//! `OSError` by it.
+//! An [`Error`] becomes a Python exception here and nowhere else. Where it has an `errno`, or Windows's number, Python
+//! picks the subclass of `OSError` by it.
 
 use std::io;
 use std::path::Path;
@@ -51,18 +51,26 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     })
 }
 
-type Arguments = (i32, String, Option<std::ffi::OsString>);
+type Arguments = (i32, String, Option<std::ffi::OsString>, Option<i32>);
 
 /// The arguments that make `OSError` the exception that Python itself would have raised.
 fn arguments(py: Python<'_>, error: &Error, hint: Option<&str>) -> PyResult<Arguments> {
-    let os = py.import("os")?;
-    let errno = match (error.errno(), error.kind()) {
-        (Some(errno), _) => errno,
-        (None, kind) => errno_of(py, kind.unwrap_or(io::ErrorKind::Other))?,
+    let (errno, reason, winerror) = match error.errno() {
+        // Of the last argument Python makes the `errno`, and so the subclass.
+        Some(code) if cfg!(windows) => (0, reason_of(code), Some(code)),
+        errno => {
+            let errno = errno.map_or_else(|| errno_of(py, error.kind().unwrap_or(io::ErrorKind::Other)), Ok)?;
+            (errno, py.import("os")?.call_method1("strerror", (errno,))?.extract()?, None)
+        }
     };
-    let reason: String = os.call_method1("strerror", (errno,))?.extract()?;
     let text = hint.map_or_else(|| reason.clone(), |hint| format!("{reason}; {hint}"));
-    Ok((errno, text, error.path().map(Path::as_os_str).map(ToOwned::to_owned)))
+    Ok((errno, text, error.path().map(Path::as_os_str).map(ToOwned::to_owned), winerror))
+}
+
+/// The system's own words for an error, as Python quotes them.
+fn reason_of(code: i32) -> String {
+    let text = io::Error::from_raw_os_error(code).to_string();
+    text.trim_end_matches(&format!(" (os error {code})")).trim_end_matches('.').to_owned()
 }
 
 /// The `errno` of an error that this crate found before the system did.

@@ -11,7 +11,9 @@ pub(crate) use unix::*;
 #[cfg(windows)]
 mod windows;
 #[cfg(windows)]
-pub(crate) use windows::*;
+mod windows_names;
+#[cfg(windows)]
+pub(crate) use {windows::*, windows_names::*};
 
 use std::ffi::OsStr;
 use std::io;

@@ -127,6 +127,11 @@ impl Dir {
         rename_no_replace(self.as_fd(), name, to.as_fd(), new_name)
     }
 
+    /// The same, without waiting where others have it open: here that hinders nobody.
+    pub(crate) fn try_rename(&self, name: &OsStr, to: &Self, new_name: &OsStr) -> io::Result<()> {
+        self.rename(name, to, new_name)
+    }
+
     /// Moves a file from anywhere to a name that is free in this directory.
     pub(crate) fn take(&self, path: &Path, new_name: &OsStr) -> io::Result<()> {
         rename_no_replace(AT_FDCWD, path.as_os_str(), self.as_fd(), new_name)
@@ -318,6 +323,16 @@ pub(crate) fn remove_open(_file: &File, dir: &Dir, name: &OsStr) -> io::Result<(
 /// Whether a file could not be opened, moved or deleted because somebody has it open. Here that hinders nobody.
 pub(crate) fn is_busy(_error: &io::Error) -> bool {
     false
+}
+
+/// Why programs could not open a file of that name. Here they can open all.
+pub(crate) fn name_fault(_name: &OsStr) -> Option<&'static str> {
+    None
+}
+
+/// The same path as programs can open it.
+pub(crate) fn for_programs(path: PathBuf) -> PathBuf {
+    path
 }
 
 /// This process's PID.

@@ -61,7 +61,10 @@ const NAME_SURROGATE: u32 = 0x2000_0000;
 
 /// How long to wait, in milliseconds, each time that somebody else has a file open. Another consumer is done at once; a
 /// virus scanner or an indexer, which look at every new file, take longer.
-const PAUSES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
+const PAUSES: [u64; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
+
+/// The same where there may be other jobs to go on with.
+const SHORT_PAUSES: &[u64] = PAUSES.split_at(7).0;
 
 /// From 1601, where Windows begins to count, to 1970.
 const TO_1970: Duration = Duration::from_secs(11_644_473_600);
@@ -178,8 +181,17 @@ impl Dir {
 
     /// Moves an entry to a name that is free, in this or another directory.
     pub(crate) fn rename(&self, name: &OsStr, to: &Self, new_name: &OsStr) -> io::Result<()> {
+        self.rename_within(&PAUSES, name, to, new_name)
+    }
+
+    /// The same with less patience, for a file that is one of many.
+    pub(crate) fn try_rename(&self, name: &OsStr, to: &Self, new_name: &OsStr) -> io::Result<()> {
+        self.rename_within(SHORT_PAUSES, name, to, new_name)
+    }
+
+    fn rename_within(&self, pauses: &[u64], name: &OsStr, to: &Self, new_name: &OsStr) -> io::Result<()> {
         let (name, new_name) = (wide(name)?, wide(new_name)?);
-        patiently(|| move_to(&self.open_alone(&name, 0)?, to, &new_name))
+        retried(pauses, || move_to(&self.open_alone(&name, 0)?, to, &new_name))
     }
 
     /// Moves a file from anywhere to a name that is free in this directory.
@@ -279,10 +291,11 @@ impl Dir {
         Ok(unsafe { File::from_raw_handle(handle) })
     }
 
-    /// Opens an entry, or a link itself, to move or delete it. Until it is closed, nobody else can open it for anything
-    /// but a look at its attributes.
+    /// Opens an entry, or a link itself, to move or delete it, and to look at its attributes: what is not asked for here
+    /// can't be done through the handle. Until it is closed, nobody else can open it for anything but such a look.
     fn open_alone(&self, name: &[u16], options: NTCREATEFILE_CREATE_OPTIONS) -> io::Result<File> {
-        self.open_entry(name, DELETE, FILE_SHARE_NONE, FILE_OPEN, options | FILE_OPEN_REPARSE_POINT)
+        let access = DELETE | FILE_READ_ATTRIBUTES;
+        self.open_entry(name, access, FILE_SHARE_NONE, FILE_OPEN, options | FILE_OPEN_REPARSE_POINT)
     }
 }
 
@@ -418,10 +431,14 @@ fn wide(name: &OsStr) -> io::Result<Vec<u16>> {
 }
 
 /// Tries again for a moment while somebody else has the file open.
-fn patiently<T>(mut action: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    for pause in PAUSES {
+fn patiently<T>(action: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    retried(&PAUSES, action)
+}
+
+fn retried<T>(pauses: &[u64], mut action: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for pause in pauses {
         match action() {
-            Err(error) if is_busy(&error) => thread::sleep(Duration::from_millis(pause)),
+            Err(error) if is_busy(&error) => thread::sleep(Duration::from_millis(*pause)),
             done => return done,
         }
     }
@@ -694,12 +711,12 @@ mod tests {
                     dir.rename(os("file"), dir, os(&format!("{round}-{mover}"))).map_err(|error| error.kind())
                 }
             };
-            let moved = thread::scope(|threads| {
+            let outcomes = thread::scope(|threads| {
                 let movers: Vec<_> = (0..4).map(|number| threads.spawn(mover(number))).collect();
                 movers.into_iter().map(|mover| mover.join().unwrap()).collect::<Vec<_>>()
             });
-            assert_eq!(moved.iter().filter(|moved| moved.is_ok()).count(), 1);
-            assert_eq!(moved.iter().filter(|&&moved| moved == Err(io::ErrorKind::NotFound)).count(), 3);
+            assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1);
+            assert_eq!(outcomes.iter().filter(|&&outcome| outcome == Err(io::ErrorKind::NotFound)).count(), 3);
         }
     }
 
