@@ -3,7 +3,8 @@
 # make torture  the tests that take long as well, and the model of the protocol
 # make soak     mixed work under kills, forks and clock steps for SECONDS=60, checked by a record outside the queue
 # make lint     what must be clean
-# make check-windows   whether src/sys/windows.rs type-checks
+# make check-windows      whether src/sys/windows.rs is clean
+# make platforms-windows  the tests, Rust and Python, as Windows programs under Wine; half an hour
 # make bench    what a job costs beside the bare system calls and in other queues, written to benches/results/; root
 #               measures on ext4, too. LARGEST=100000 leaves out the backlogs of a million jobs
 # make bench-quick   its everyday figures, in under two minutes
@@ -12,7 +13,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin
 SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
-.PHONY: demo test test-rust test-python torture soak lint check-windows bench bench-quick clean
+.PHONY: demo test test-rust test-python torture soak lint check-windows platforms-windows bench bench-quick clean
 
 demo: $(VENV)/built
 	$(RUN)/python examples/demo.py
@@ -50,7 +51,11 @@ lint: $(VENV)/built
 # Needs Debian's packages, for a standard library that the toolchain does not have; built once, then cached.
 check-windows:
 	sysroot=$$(bash tools/cross-std.sh x86_64-pc-windows-gnu) && \
-	PATH="$$sysroot/bin:$$PATH" cargo clippy --locked --target x86_64-pc-windows-gnu -- -D warnings
+	PATH="$$sysroot/bin:$$PATH" cargo clippy --locked --all-targets --features failpoints --target x86_64-pc-windows-gnu -- -D warnings
+
+# Needs Debian's packages: Wine, mingw's gcc, and what check-windows needs.
+platforms-windows: $(VENV)/ready
+	bash tools/windows.sh
 
 LARGEST ?= 1000000
 

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import hypothesis
 import pytest
@@ -16,11 +17,65 @@ from pacchettino import Pacchettino
 
 pytest.register_assert_rewrite("scenarios", "syscalls")
 
+IS_POSIX = os.name == "posix"
+
+# What a test may need of the system: `@pytest.mark.needs("fork")`.
+NEEDS = {
+    "fork": hasattr(os, "fork"),
+    "signals": IS_POSIX,
+    "appends that are whole": IS_POSIX,
+    "symlinks": IS_POSIX,  # Windows has them for some users, Wine for none
+    "FIFOs and sockets": hasattr(os, "mkfifo"),
+    "names of any bytes": IS_POSIX,
+    "a limit of descriptors": IS_POSIX,
+    "to delete what is open": IS_POSIX,
+    "kernel events": sys.platform == "linux",
+    "/proc": sys.platform == "linux",
+    "Windows": sys.platform == "win32",
+}
+
+# Files that can't even be imported where there is none of that.
+ONLY_POSIX = {
+    "test_costs.py": "seccomp",
+    "test_crashes.py": "seccomp",
+    "test_flushes.py": "seccomp",
+    "test_fork.py": "fork",
+    "test_hostile.py": "seccomp, users and mounts",
+    "test_odd_entries.py": "FIFOs, sockets and symlinks",
+    "test_power.py": "loop mounts",
+    "test_processes.py": "signals, descriptors and /proc",
+    "test_soak.py": "fork and signals",
+    "test_storage.py": "mounts and file modes",
+    "test_time.py": "a clock that is preloaded",
+}
+
+
+class NotTested(pytest.File):
+    """A file of tests that this system can't run."""
+
+    def collect(self) -> NoReturn:
+        tests = sum(line.startswith("def test_") for line in self.path.read_text(encoding="utf-8").splitlines())
+        pytest.skip(f"NOT TESTED: needs {ONLY_POSIX[self.path.name]}: {tests} tests")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> NotTested | None:
+    if IS_POSIX or module_path.name not in ONLY_POSIX:
+        return None
+    return NotTested.from_parent(parent, path=module_path)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in item.iter_markers("needs"):
+            for need in marker.args:
+                if not NEEDS[need]:
+                    item.add_marker(pytest.mark.skip(f"NOT TESTED: needs {need}"))
+
 
 def find(directory: Path) -> list[str]:
     """List the files below a queue, sorted, relative to it, but for the lock files in `owners/`."""
     files = (Path(folder, name) for folder, _, names in os.walk(directory) for name in names)
-    found = (str(file.relative_to(directory)) for file in files)
+    found = (file.relative_to(directory).as_posix() for file in files)
     return sorted(name for name in found if not name.startswith("owners/"))
 
 
@@ -121,6 +176,8 @@ def clock(tmp_path: Path) -> Iterator[Clock]:
 @pytest.fixture
 def umask() -> Iterator[Callable[[int], int]]:
     """Sets the umask; it is as before after the test."""
+    if not IS_POSIX:
+        pytest.skip("NOT TESTED: needs file modes")
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
@@ -129,6 +186,8 @@ def umask() -> Iterator[Callable[[int], int]]:
 @pytest.fixture
 def mode_bound() -> Iterator[None]:
     """File modes bind this thread, root's as well: what root may do beyond them is given up for the test."""
+    if not IS_POSIX:
+        pytest.skip("NOT TESTED: needs file modes")
     try:
         release = bind_by_modes()
     except PermissionError as error:

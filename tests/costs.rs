@@ -11,6 +11,7 @@ use pacchettino::{CrashDetection, KeepPolicy, Kinds, Order, Outcome, Queue};
 struct Counting;
 
 thread_local! {
+    #[allow(clippy::missing_const_for_thread_local, reason = "it is const; on Windows clippy does not see it")]
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -46,7 +47,9 @@ fn allocations(mut f: impl FnMut()) -> usize {
 
 #[test]
 fn a_job_costs_few_allocations() {
-    for waiting in [100, 10_000] {
+    // Under Wine each name that is looked for is looked for in the whole directory.
+    let most_waiting = if cfg!(windows) { 500 } else { 10_000 };
+    for waiting in [100, most_waiting] {
         let home = tempfile::tempdir().unwrap();
         let queue = Queue::open(home.path(), KeepPolicy::ALL, false, CrashDetection::LockFile).unwrap();
         queue.send_many(&vec![[b'x'; 256]; waiting], None).unwrap();
@@ -57,7 +60,9 @@ fn a_job_costs_few_allocations() {
             claim.read().unwrap();
             claim.settle(Outcome::Success).unwrap();
         });
-        assert!(sending <= 6, "{sending} allocations to send beside {waiting} jobs");
-        assert!(receiving <= 12, "{receiving} allocations to receive beside {waiting} jobs");
+        // Windows takes each name as UTF-16, and a rename's in a buffer of its own.
+        let (most_sending, most_receiving) = if cfg!(windows) { (20, 60) } else { (6, 12) };
+        assert!(sending <= most_sending, "{sending} allocations to send beside {waiting} jobs");
+        assert!(receiving <= most_receiving, "{receiving} allocations to receive beside {waiting} jobs");
     }
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import atexit
 import ctypes
-import fcntl
 import functools
 import mmap
 import multiprocessing
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -25,12 +25,19 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pytest
+
+if sys.platform == "win32":
+    import _winapi
+    import msvcrt
+    from multiprocessing.connection import PipeConnection
+else:
+    import fcntl
+    from multiprocessing.reduction import recv_handle, send_handle
 
 STATES = ("queued", "scheduled", "processing", "success", "failed", "interrupted")
 DIRECTORIES = (*STATES, "tmp", "owners")
@@ -75,6 +82,20 @@ def lay_down(base: Path, files: dict[bytes, bytes]) -> None:
         file.write_bytes(content)
 
 
+def odd_names(*names: str | bytes) -> list[Any]:
+    """Give names as parameters of a test; those that Windows can't have are not tested there."""
+    return [
+        pytest.param(name, marks=pytest.mark.needs("names of any bytes") if _needs_posix(name) else ())
+        for name in names
+    ]
+
+
+def _needs_posix(name: str | bytes) -> bool:
+    # Decoded as everywhere but on Windows, where that may be another name.
+    text = name if isinstance(name, str) else name.decode(errors="surrogateescape")
+    return re.search(r'[\0-\x1f"*/:<>?\\|\ud800-\udfff]|[. ]$', text) is not None
+
+
 def grow_old(base: Path) -> None:
     """Let it be long ago that anything was written in `tmp/`.
 
@@ -102,15 +123,24 @@ def everything(base: Path) -> dict[bytes, tuple[str, bytes]]:
             path = Path(os.fsdecode(folder), os.fsdecode(name))
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
-                described = ("file", path.read_bytes())
+                described = ("file", _content(path))
             elif stat.S_ISDIR(mode):
                 described = ("directory", b"")
             elif stat.S_ISLNK(mode):
                 described = ("link", os.fsencode(path.readlink()))
             else:
                 described = ("other", str(stat.S_IFMT(mode)).encode())
-            found[os.fsencode(path.relative_to(base))] = described
+            found[os.fsencode(path.relative_to(base).as_posix())] = described
     return found
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except PermissionError:
+        if sys.platform == "win32" and is_locked(path):
+            return b""  # a lock file, which nobody else can open
+        raise
 
 
 def files(base: Path) -> dict[bytes, bytes]:
@@ -122,8 +152,24 @@ def files(base: Path) -> dict[bytes, bytes]:
     }
 
 
+def lock_file(path: str | Path) -> object:
+    """Make a lock file, or take it, and hold its lock for as long as what is returned lives."""
+    if sys.platform == "win32":
+        handle = _winapi.CreateFile(str(path), _winapi.GENERIC_WRITE, 0, 0, _OPEN_ALWAYS, 0, 0)
+        return os.fdopen(msvcrt.open_osfhandle(handle, 0), "wb")
+    lock = Path(path).open("wb")  # noqa: SIM115
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the `flock` of a file."""
+    """Whether somebody holds the lock of a file: its `flock`, or on Windows that nobody else can open it."""
+    if sys.platform == "win32":
+        try:
+            path.open("rb").close()
+        except PermissionError:
+            return True
+        return False
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,9 +195,9 @@ def child_of(pid: int) -> int:
 
 def dead_pid() -> int:
     """Give the PID of a process that was, and was waited for."""
-    with subprocess.Popen(["true"]) as process:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    assert has_ended(process.pid)
+    assert sys.platform == "win32" or has_ended(process.pid)
     return process.pid
 
 
@@ -226,7 +272,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[Path]]:
         return Ledger, (self.path,)
@@ -244,6 +290,45 @@ class Ledger:
 
 # Other processes
 
+# What a process is held by: then its PID is not another's, and its end can be waited for.
+if sys.platform == "win32":
+    _OPEN_ALWAYS = 4
+
+    def _hold(pid: int) -> int:
+        terminate = 0x0001
+        return _winapi.OpenProcess(_winapi.SYNCHRONIZE | terminate, False, pid)
+
+    def _ends(process: int, patience: float) -> bool:
+        return _winapi.WaitForSingleObject(process, int(1000 * patience)) == _winapi.WAIT_OBJECT_0
+
+    def _kill(process: int) -> None:
+        _winapi.TerminateProcess(process, 1)
+
+    _release = _winapi.CloseHandle
+
+    def _inherited(connection: PipeConnection) -> dict[str, Any]:
+        """Give what `Popen` needs to hand it to a child."""
+        os.set_handle_inheritable(connection.fileno(), True)
+        return {"close_fds": False}
+
+    _connected = PipeConnection
+else:
+    _hold = os.pidfd_open
+
+    def _ends(process: int, patience: float) -> bool:
+        return bool(select.select([process], [], [], patience)[0])
+
+    def _kill(process: int) -> None:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+
+    _release = os.close
+
+    def _inherited(connection: Connection) -> dict[str, Any]:
+        """Give what `Popen` needs to hand it to a child."""
+        return {"pass_fds": [connection.fileno()]}
+
+    _connected = Connection
+
 
 class Process:
     """A process that runs Python code that it is sent and answers with the value of the last expression.
@@ -254,7 +339,7 @@ class Process:
     def __init__(self, connection: Connection, pid: int) -> None:
         self._connection = connection
         self.pid = pid
-        self._handle = os.pidfd_open(pid)
+        self._handle = _hold(pid)
 
     def __call__(self, code: str) -> Any:
         self.begin(code)
@@ -297,15 +382,15 @@ class Process:
 
     def kill(self) -> None:
         """Kill it and wait until it is dead; it may be a zombie then."""
-        signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        _kill(self._handle)
         self.wait()
 
     def is_running(self) -> bool:
-        return not select.select([self._handle], [], [], 0)[0]
+        return not _ends(self._handle, 0)
 
     def wait(self) -> None:
         """Wait until it has ended; it may be a zombie then."""
-        assert select.select([self._handle], [], [], PATIENCE)[0], f"process {self.pid} does not end"
+        assert _ends(self._handle, PATIENCE), f"process {self.pid} does not end"
 
     def __enter__(self) -> Process:
         return self
@@ -315,7 +400,7 @@ class Process:
     ) -> None:
         if self.is_running():
             self.kill()
-        os.close(self._handle)
+        _release(self._handle)
         self._connection.close()
 
 
@@ -336,7 +421,7 @@ class Peer(Process):
             program = [sys.executable, "-W", "error", __file__, str(theirs.fileno())]
             command = [*under, *program, *(["leaderless"] if leaderless else [])]
             environment = {**os.environ, **(clock.environment if clock else {})}
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+            self._process = subprocess.Popen(command, env=environment, **_inherited(theirs))
         try:
             answer(ours)
             super().__init__(ours, child_of(self._process.pid) if under else self._process.pid)
@@ -424,6 +509,7 @@ class _Server:
             **{name: getattr(pacchettino, name) for name in pacchettino.__all__},
             "bind_by_modes": bind_by_modes,
             "fork": self._fork,
+            "lock_file": lock_file,
             "os": os,
             "signal": signal,
             "sys": sys,
@@ -473,7 +559,7 @@ class _Server:
 
 def _main() -> None:
     _, number, *leaderless = sys.argv
-    server = _Server(Connection(int(number)))
+    server = _Server(_connected(int(number)))
     if not leaderless:
         server.greet()
         server.serve()

@@ -13,7 +13,7 @@ EXCEPTIONS = {("error", "job"), ("shared", "claim")}
 
 
 def order() -> list[str]:
-    rows = re.findall(r"^\| `(\w+)(?:\.rs|/)` \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)(?:\.rs|/)` \|", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE)
     return list(dict.fromkeys(rows))
 
 
@@ -28,7 +28,7 @@ def test_each_module_stands_in_the_table_of_files() -> None:
 @pytest.mark.parametrize("module", modules())
 def test_a_module_imports_only_from_those_above_it(module: str) -> None:
     files = (SOURCE / module).rglob("*.rs") if (SOURCE / module).is_dir() else [SOURCE / f"{module}.rs"]
-    used = {name for file in files for name in re.findall(r"\bcrate::(\w+)::", file.read_text())}
+    used = {name for file in files for name in re.findall(r"\bcrate::(\w+)::", file.read_text(encoding="utf-8"))}
     place = order().index(module)
     above = set(order()[: place + 1])
     later = {(module, name) for name in used & set(order()) if name not in above}

@@ -5,7 +5,6 @@ import errno
 import functools
 import os
 import re
-import resource
 import shutil
 import signal
 import threading
@@ -632,6 +631,8 @@ def test_close_ends_no_wait_of_another_instance(queue: Pacchettino, queue_dir: P
 @pytest.fixture
 def signals() -> Iterator[Callable[[Callable[[], None]], None]]:
     """Sets what a signal does, and sends it to this process again and again until the test is over."""
+    if not hasattr(signal, "SIGUSR1"):
+        pytest.skip("NOT TESTED: needs signals")
     over = threading.Event()
     before = signal.getsignal(signal.SIGUSR1)
 
@@ -688,6 +689,7 @@ def test_what_a_signal_handler_raises_ends_the_wait_and_no_job_is_taken(
 
 
 @waits
+@pytest.mark.needs("signals")
 def test_of_a_signal_and_a_job_that_comes_just_after_it_the_signal_ends_the_wait(
     queue: Pacchettino, queue_dir: Path, way: str
 ) -> None:
@@ -710,6 +712,7 @@ def test_of_a_signal_and_a_job_that_comes_just_after_it_the_signal_ends_the_wait
 
 
 @pytest.mark.parametrize("wait", ["receive_one(None)", "receive_one(600)", "claim(None)", "claim(600, kind='file')"])
+@pytest.mark.needs("signals")
 def test_ctrl_c_ends_a_wait_with_keyboard_interrupt(queue: Pacchettino, queue_dir: Path, wait: str) -> None:
     code = f"""
 import sys
@@ -731,6 +734,7 @@ print("returned", flush=True)
     assert find(queue_dir) == []
 
 
+@pytest.mark.needs("signals")
 def test_ctrl_c_in_a_handler_interrupts_the_job(queue: Pacchettino, queue_dir: Path) -> None:
     code = """
 import sys, threading
@@ -949,11 +953,14 @@ def test_a_job_with_a_file_beside_it_comes_again_when_it_is_retried(
     assert queue.status(id) is Status.SUCCESS
 
 
+@pytest.mark.needs("a limit of descriptors")
 def test_a_job_that_this_process_has_no_descriptor_left_to_read_waits_on(queue: Pacchettino) -> None:
     seen: list[str] = []
     queue.on_data_received(lambda id, data: seen.append(id))
     queue.claim()  # what is opened once is open
     id = queue.send_data("work")
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (most + 10, hard))

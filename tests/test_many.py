@@ -148,6 +148,7 @@ def test_threads_handle_each_job_once(
 
 @pytest.mark.parametrize("way", range(len(WAYS)), ids=[way.__name__ for way in WAYS])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.needs("appends that are whole")
 def test_processes_handle_each_job_once(queue_dir: Path, tmp_path: Path, method: str, way: int) -> None:
     context = multiprocessing.get_context(method)
     ids = Pacchettino(queue_dir).send_many([b"payload"] * 400)
@@ -156,6 +157,7 @@ def test_processes_handle_each_job_once(queue_dir: Path, tmp_path: Path, method:
     assert_each_once(queue_dir, ledger, ids)
 
 
+@pytest.mark.needs("appends that are whole")
 def test_processes_of_every_kind_handle_each_job_once_together(queue_dir: Path, tmp_path: Path) -> None:
     ids = Pacchettino(queue_dir).send_many([b"payload"] * 1_500)
     ledger = Ledger(tmp_path / "ledger")
@@ -201,6 +203,7 @@ def work_until(base: Path, ledger: Ledger, detection: CrashDetection, over: Even
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.needs("appends that are whole")
 def test_what_is_sent_while_others_handle_is_handled_once(queue_dir: Path, tmp_path: Path, method: str) -> None:
     context = multiprocessing.get_context(method)
     sent, handled = Ledger(tmp_path / "sent"), Ledger(tmp_path / "handled")
@@ -225,6 +228,7 @@ def recover_until(base: Path, over: Event) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.needs("appends that are whole")
 def test_recovery_beside_the_living_takes_the_jobs_of_the_dead_and_no_others(
     queue_dir: Path, tmp_path: Path, method: str
 ) -> None:
@@ -252,6 +256,7 @@ def test_recovery_beside_the_living_takes_the_jobs_of_the_dead_and_no_others(
 
 
 @pytest.mark.parametrize("way", range(len(WAYS)), ids=[way.__name__ for way in WAYS])
+@pytest.mark.needs("appends that are whole")
 def test_jobs_that_come_back_at_once_are_handled_once_each_time(queue_dir: Path, tmp_path: Path, way: int) -> None:
     """A thread that retries and one that reclaims the job meet under one name."""
     ids = Pacchettino(queue_dir).send_many([b"payload"] * 30)
@@ -280,6 +285,7 @@ def test_jobs_that_come_back_at_once_are_handled_once_each_time(queue_dir: Path,
     assert entries(queue_dir / "processing") == []
 
 
+@pytest.mark.needs("appends that are whole")
 def test_processes_made_by_multiprocessing_leave_no_lock_file(queue_dir: Path, tmp_path: Path) -> None:
     ids = Pacchettino(queue_dir).send_many([b"payload"] * 100)
     ledger = Ledger(tmp_path / "ledger")
@@ -298,6 +304,7 @@ def test_processes_made_by_multiprocessing_leave_no_lock_file(queue_dir: Path, t
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.needs("fork")
 def test_eight_processes_of_four_threads_handle_a_hundred_thousand_jobs_once_each(quick_dir: Path) -> None:
     base = quick_dir / "queue"
     with Pacchettino(base, crash_detection=CrashDetection.PID) as queue:
@@ -405,6 +412,7 @@ def places(base: Path) -> Counter[str]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.needs("fork")
 def test_two_hundred_kills_at_random_moments_lose_and_double_nothing(quick_dir: Path) -> None:
     seed = int(os.environ.get("PACCHETTINO_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"PACCHETTINO_SEED={seed}")

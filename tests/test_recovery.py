@@ -73,6 +73,7 @@ def test_a_job_of_a_killed_consumer_is_interrupted_at_the_next_look(
 
 
 @both_detections
+@pytest.mark.needs("/proc")
 def test_a_job_of_a_zombie_is_interrupted(queue_dir: Path, consumer: Pacchettino, detection: str) -> None:
     with Peer(queue_dir, detection) as peer:
         id = claim_one(peer)
@@ -83,6 +84,7 @@ def test_a_job_of_a_zombie_is_interrupted(queue_dir: Path, consumer: Pacchettino
 
 
 @both_detections
+@pytest.mark.needs("signals")
 def test_a_stopped_consumer_is_alive(queue_dir: Path, consumer: Pacchettino, detection: str) -> None:
     with Peer(queue_dir, detection) as peer:
         id = claim_one(peer)
@@ -95,6 +97,7 @@ def test_a_stopped_consumer_is_alive(queue_dir: Path, consumer: Pacchettino, det
 
 
 @both_detections
+@pytest.mark.needs("/proc")
 def test_a_zombie_whose_other_threads_go_on_is_alive(queue_dir: Path, consumer: Pacchettino, detection: str) -> None:
     with Peer(queue_dir, detection, leaderless=True) as peer:
         id = claim_one(peer)
@@ -114,6 +117,7 @@ def test_a_zombie_whose_other_threads_go_on_is_alive(queue_dir: Path, consumer: 
 
 
 @both_detections
+@pytest.mark.needs("fork")
 def test_a_process_finds_its_own_claims_from_before_an_exec_dead(queue_dir: Path, detection: str) -> None:
     with Peer(queue_dir, detection) as peer:
         id = claim_one(peer)
@@ -124,6 +128,7 @@ def test_a_process_finds_its_own_claims_from_before_an_exec_dead(queue_dir: Path
         assert_interrupted(queue_dir, id)
 
 
+@pytest.mark.needs("fork")
 def test_a_claim_by_pid_from_before_an_exec_is_left_alone_by_others(queue_dir: Path, consumer: Pacchettino) -> None:
     with Peer(queue_dir, BY_PID) as peer:
         id = claim_one(peer)
@@ -131,6 +136,7 @@ def test_a_claim_by_pid_from_before_an_exec_is_left_alone_by_others(queue_dir: P
         assert_untouched(queue_dir, consumer, id)
 
 
+@pytest.mark.needs("fork")
 def test_a_lock_does_not_survive_an_exec(queue_dir: Path, consumer: Pacchettino) -> None:
     with Peer(queue_dir) as peer:
         id = claim_one(peer)
@@ -140,6 +146,7 @@ def test_a_lock_does_not_survive_an_exec(queue_dir: Path, consumer: Pacchettino)
         assert_interrupted(queue_dir, id)
 
 
+@pytest.mark.needs("/proc")
 def test_the_id_of_a_thread_is_no_process(queue_dir: Path, consumer: Pacchettino) -> None:
     with Peer() as peer:
         thread = peer("""
@@ -168,6 +175,7 @@ def test_the_id_of_a_thread_is_no_process(queue_dir: Path, consumer: Pacchettino
         assert consumer.status(alive) is Status.PROCESSING
 
 
+@pytest.mark.needs("/proc")
 def test_the_id_of_a_thread_of_this_process_is_no_process(queue_dir: Path, consumer: Pacchettino) -> None:
     stop, told, ids = threading.Event(), threading.Event(), []
 
@@ -222,6 +230,7 @@ def test_a_claim_of_this_process_is_not_recovered_by_another_instance(
 
 
 @pytest.mark.parametrize("detection", CrashDetection)
+@pytest.mark.needs("symlinks")
 def test_a_claim_of_this_process_is_not_recovered_through_a_link_to_the_queue(
     queue_dir: Path, tmp_path: Path, ours: Pacchettino, detection: CrashDetection
 ) -> None:
@@ -251,6 +260,7 @@ def test_a_claim_of_this_process_is_not_recovered_by_another_process(
 
 
 @both_detections
+@pytest.mark.needs("fork")
 def test_a_claim_of_the_parent_is_not_recovered_by_a_forked_child(queue_dir: Path, detection: str) -> None:
     with Peer(queue_dir, detection) as peer:
         id = claim_one(peer)
@@ -264,6 +274,7 @@ def test_a_claim_of_the_parent_is_not_recovered_by_a_forked_child(queue_dir: Pat
 
 @pytest.mark.parametrize("verdict", ["succeed()", "fail()", "fail('reason')", "retry()", "retry(60)"])
 @both_detections
+@pytest.mark.needs("fork")
 def test_a_forked_child_can_not_settle_the_job_of_its_parent(queue_dir: Path, detection: str, verdict: str) -> None:
     with Peer(queue_dir, detection) as peer:
         id = claim_one(peer)
@@ -293,6 +304,7 @@ DROPS = {
 
 @pytest.mark.parametrize("drop", DROPS)
 @both_detections
+@pytest.mark.needs("fork")
 def test_a_forked_child_that_lets_go_of_the_job_of_its_parent_does_nothing_to_it(
     queue_dir: Path, consumer: Pacchettino, detection: str, drop: str
 ) -> None:
@@ -314,6 +326,7 @@ def test_a_forked_child_that_lets_go_of_the_job_of_its_parent_does_nothing_to_it
 
 
 @both_detections
+@pytest.mark.needs("fork")
 def test_a_forked_child_can_read_what_its_parent_knew_of_the_job(queue_dir: Path, detection: str) -> None:
     with Peer(queue_dir, detection) as peer:
         id = claim_one(peer)
@@ -323,6 +336,7 @@ def test_a_forked_child_can_read_what_its_parent_knew_of_the_job(queue_dir: Path
 
 
 @both_detections
+@pytest.mark.needs("fork")
 def test_a_job_of_a_forked_child_is_recovered_by_its_parent(queue_dir: Path, detection: str) -> None:
     with Peer(queue_dir, detection) as peer:
         own = claim_one(peer)

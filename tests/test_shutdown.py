@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -150,7 +151,9 @@ atexit.register(lambda: queue.send_data("the last"))
 
 
 @detections
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end", [pytest.param(end, marks=pytest.mark.needs("signals") if "SIGALRM" in ENDS[end] else ()) for end in ENDS]
+)
 def test_a_program_ends_in_peace_while_eight_threads_wait(tmp_path: Path, detection: str, end: str) -> None:
     for turn in range(3):
         base = tmp_path / str(turn)
@@ -174,7 +177,7 @@ def test_a_program_ends_in_peace_twenty_times_while_eight_threads_wait(tmp_path:
 def test_a_program_ends_in_peace_twenty_times_while_threads_send_claim_and_settle(tmp_path: Path) -> None:
     for turn in range(TIMES):
         base = tmp_path / str(turn)
-        end = list(ENDS.values())[turn % 3]
+        end = [end for end in ENDS.values() if "SIGALRM" not in end or hasattr(signal, "SIGALRM")][turn % 3]
         sent = run(BUSY + "print(*list(sent))\n" + end, base, ["LOCK_FILE", "PID"][turn % 2]).split()
         assert len(sent) >= 100
         assert_each_is_in_one_state(base, *sent)
@@ -330,6 +333,7 @@ def in_children(count, act):
 
 
 @detections
+@pytest.mark.needs("fork")
 def test_a_forked_child_ends_in_peace_while_its_own_threads_wait(queue_dir: Path, detection: str) -> None:
     program = """
 import queue as queues
@@ -359,6 +363,7 @@ in_children(5, work)
 
 
 @detections
+@pytest.mark.needs("fork")
 def test_a_forked_child_ends_in_peace_while_its_own_threads_send_claim_and_settle(
     queue_dir: Path, detection: str
 ) -> None:
@@ -392,6 +397,7 @@ in_children(5, work)
 
 
 @pytest.mark.parametrize("way", ["waited", "sent, claimed and looked"])
+@pytest.mark.needs("fork")
 def test_a_child_forked_while_threads_of_its_parent_were_at_it_ends_in_peace(queue_dir: Path, way: str) -> None:
     program = """
 import itertools
@@ -422,6 +428,7 @@ in_children(TIMES, lambda: queue.send_data(f"{os.getpid()}"))
 
 
 @pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.needs("fork")
 def test_sys_exit_in_a_handler_of_a_forked_child_interrupts_its_job_and_ends_it(queue_dir: Path, code: int) -> None:
     program = f"""
 queue.on_data_received(lambda id, data: sys.exit({code}))

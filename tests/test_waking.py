@@ -47,6 +47,7 @@ WAYS: dict[str, Callable[[Pacchettino, Path, str], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.needs("kernel events")
 def test_a_wait_in_another_process_is_ended_at_once_by(
     queue: Pacchettino, queue_dir: Path, tmp_path: Path, way: str
 ) -> None:
@@ -229,6 +230,7 @@ SPEND = """
 """
 
 
+@pytest.mark.needs("kernel events")
 @pytest.mark.parametrize("threads", [0, 4], ids=["main thread", "four threads"])
 @pytest.mark.parametrize("beside", ["nothing", "file jobs", "strange files", "delayed jobs"])
 def test_waiting_takes_next_to_nothing_beside(queue_dir: Path, threads: int, beside: str) -> None:
@@ -271,6 +273,7 @@ def turn_a_link(queue_dir: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("replace", [delete_and_make, rename_and_make, rename_and_replace, turn_a_link])
 @pytest.mark.parametrize("thread", ["main thread", "another thread"])
+@pytest.mark.needs("kernel events")
 def test_who_waits_goes_on_with_the_directory_that_came_to_the_place_of_the_one_before(
     queue_dir: Path, tmp_path: Path, replace: Callable[[Path, Path], None], thread: str
 ) -> None:
@@ -318,6 +321,7 @@ def test_who_waits_goes_on_with_the_directory_that_came_to_the_place_of_the_one_
             assert os.listdir(tmp_path / "old" / "queued") == [f"raw-{left}"]  # noqa: PTH208
 
 
+@pytest.mark.needs("kernel events")
 def test_who_waits_outlasts_a_time_without_the_directory_and_says_so_once_meanwhile(queue_dir: Path) -> None:
     with Peer(queue_dir) as peer:
         peer("""

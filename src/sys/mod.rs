@@ -120,6 +120,7 @@ mod one_by_one {
     }
 
     impl Dir {
+        #[allow(clippy::unused_self, reason = "elsewhere it is asked")]
         pub(crate) fn unwritten(&self) -> Option<u64> {
             None
         }
