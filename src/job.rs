@@ -18,6 +18,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use unicode_normalization::UnicodeNormalization as _;
 use uuid::{Uuid, Variant};
 
 use crate::error::{Error, Result};
@@ -195,10 +196,15 @@ impl JobRef {
         }
     }
 
+    /// Whether that is all it may mean. A file's name can stand in a listing in another spelling.
+    pub(crate) fn is_known(&self) -> bool {
+        matches!(self, Self::Entry(job) if job.kind() == Kind::Data)
+    }
+
     pub(crate) fn means(&self, job: &Job) -> bool {
         match self {
             Self::Id(id) => *id == job.id,
-            Self::Entry(known) => known == job,
+            Self::Entry(known) => known.id == job.id && is_same_name(known.name(), job.name()),
         }
     }
 }
@@ -417,6 +423,15 @@ fn check_name(name: &OsStr) -> Result<()> {
     Err(Error::Name { what: fault.into() })
 }
 
+/// Whether two names are one to a filesystem that ignores case, or how an accented letter is encoded (composed or not),
+/// and may show a name otherwise than it was given (macOS, Windows, FUSE).
+fn is_same_name(one: Option<&OsStr>, other: Option<&OsStr>) -> bool {
+    let spelled = |name: Option<&OsStr>| {
+        name.and_then(OsStr::to_str).map(|name| name.nfd().flat_map(char::to_lowercase).nfd().collect::<String>())
+    };
+    one == other || spelled(one).is_some_and(|one| spelled(other) == Some(one))
+}
+
 /// A part of a name that was cut out of it beside an ASCII character.
 fn os_str(bytes: &[u8]) -> &OsStr {
     // SAFETY: the bytes come from `OsStr::as_encoded_bytes`, cut only directly before or after ASCII characters.
@@ -483,6 +498,22 @@ mod tests {
         {
             assert!(claim(no_owner).is_none(), "{no_owner}");
         }
+    }
+
+    #[test]
+    fn an_entry_means_the_job_however_its_name_is_spelled() {
+        let is_meant = |asked: &str, listed: &str| {
+            let entry = |name: &str| parse(&format!("fle-{ID}-{name}")).unwrap();
+            JobRef::Entry(entry(asked)).means(&entry(listed))
+        };
+        let spellings = ["R\u{e9}sum\u{e9}", "Re\u{301}sume\u{301}", "r\u{e9}sume\u{301}", "RE\u{301}SUM\u{c9}"];
+        for asked in spellings {
+            assert!(spellings.iter().all(|listed| is_meant(asked, listed)), "{asked}");
+            assert!(["Resume", "R\u{e8}sum\u{e8}", "R\u{e9}sum\u{e9}2"].iter().all(|other| !is_meant(asked, other)));
+        }
+        let data = parse(&format!("raw-{ID}")).unwrap();
+        assert!(!JobRef::Entry(data.clone()).means(&parse(&format!("fle-{ID}-raw")).unwrap()));
+        assert!(JobRef::Entry(data.clone()).means(&data));
     }
 
     #[test]

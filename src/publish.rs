@@ -238,7 +238,7 @@ impl Publisher<'_> {
     fn finish(written: Written<'_>, flushing: Flushing) -> Result<Draft<'_>> {
         match flushing {
             Flushing::Never => Ok(()),
-            Flushing::Each => written.file.sync_all(),
+            Flushing::Each => sys::sync(&written.file),
             Flushing::Together => sys::finish_flush(&written.file),
         }
         .at(|| written.draft.path())?;

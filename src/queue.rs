@@ -590,7 +590,7 @@ impl Queue {
                         return Ok(Some(state));
                     }
                 }
-                if let JobRef::Id(_) = job {
+                if !job.is_known() {
                     for state in State::ALL {
                         if find_listed(shared, state, job)?.is_some() {
                             return Ok(Some(state));
@@ -610,7 +610,7 @@ impl Queue {
         self.showing(|shared| {
             let known = job.known();
             Ok(has_known(shared, state, job, &known)?
-                || (matches!(job, JobRef::Id(_)) && find_listed(shared, state, job)?.is_some()))
+                || (!job.is_known() && find_listed(shared, state, job)?.is_some()))
         })
     }
 
@@ -654,7 +654,7 @@ impl Queue {
                     return Ok(true);
                 }
             }
-            if let JobRef::Id(_) = job {
+            if !job.is_known() {
                 for state in KeepPolicy::ALL.states() {
                     if let Some(found) = find_listed(shared, state, job)?
                         && self.move_back(shared, &layout, state, &found)?

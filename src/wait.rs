@@ -136,14 +136,12 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    #[cfg(target_os = "linux")]
-    use std::path::PathBuf;
 
     const FOR_EVER: Duration = Duration::from_secs(1 << 40);
 
     /// A queue's directories and who waits for them, with or without a watch.
     struct World {
-        #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "it is to be there"))]
+        #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "it is kept while the test lasts"))]
         home: tempfile::TempDir,
         wait: Arc<Wait>,
     }
@@ -161,7 +159,7 @@ mod tests {
 
         #[cfg(target_os = "linux")]
         fn publish(&self, state: &str) {
-            let path = |dir: &str| -> PathBuf { self.home.path().join(dir).join("job") };
+            let path = |dir: &str| -> std::path::PathBuf { self.home.path().join(dir).join("job") };
             std::fs::write(path("tmp"), "").unwrap();
             std::fs::rename(path("tmp"), path(state)).unwrap();
         }

@@ -2,11 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, SystemTime};
 
 use fs2::FileExt as _;
@@ -17,16 +17,19 @@ use nix::libc;
 use nix::sys::signal::kill;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{Pid, UnlinkatFlags, unlinkat};
-#[cfg(any(target_os = "linux", target_os = "android"))]
-use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::eventfd::{EfdFlags, EventFd},
-    sys::inotify::{AddWatchFlags, InitFlags, Inotify},
-};
 
-use super::{Entry, FileKind, Identity, Link, Reading, Stat, Woken};
-use crate::fork::Private;
+use super::{Entry, FileKind, Identity, Link, Reading, Stat};
 use crate::handle::Handle;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use {
+    super::Woken,
+    crate::fork::Private,
+    nix::poll::{PollFd, PollFlags, PollTimeout, poll},
+    nix::sys::eventfd::{EfdFlags, EventFd},
+    nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify},
+    std::io::{Read, Write},
+    std::sync::atomic::Ordering,
+};
 
 /// What a new file or directory may be, before the umask.
 const FILE_MODE: Mode = Mode::from_bits_truncate(0o666);
@@ -139,7 +142,7 @@ impl Dir {
 
     /// Flushes the names in it to the disk (`fsync` of the directory).
     pub(crate) fn sync(&self) -> io::Result<()> {
-        self.handle.file().sync_all()
+        sync(self.handle.file())
     }
 
     /// Has all that anybody wrote to its filesystem flushed to the disk (`syncfs(2)`).
@@ -183,6 +186,7 @@ impl Dir {
 
     /// Elsewhere a directory is not asked, and so is none that can be used again.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "Linux looks")]
     pub(crate) fn is_empty(&self) -> io::Result<bool> {
         Ok(false)
     }
@@ -246,7 +250,24 @@ pub(crate) fn open_source(path: &Path, link: Link) -> io::Result<File> {
 
 /// Flushes a file of somebody else's to the disk.
 pub(crate) fn sync_source(path: &Path) -> io::Result<()> {
-    open_source(path, Link::Refused)?.sync_all()
+    sync(&open_source(path, Link::Refused)?)
+}
+
+/// Flushes a file or a directory to the disk. On Apple's systems the standard library asks the disk, too, to write down what
+/// it holds (`F_FULLFSYNC`); a filesystem that can't pass that on (SMB, FUSE) refuses, and then does what `fsync` does.
+pub(crate) fn sync(file: &File) -> io::Result<()> {
+    match file.sync_all() {
+        #[cfg(target_vendor = "apple")]
+        Err(error)
+            if matches!(
+                error.raw_os_error().map(Errno::from_raw),
+                Some(Errno::ENOTSUP | Errno::ENOTTY | Errno::EINVAL)
+            ) =>
+        {
+            Ok(nix::unistd::fsync(file)?)
+        }
+        synced => synced,
+    }
 }
 
 /// Has the disk begin with what was written to a file. What goes wrong [`finish_flush`] or the file's own flush will tell.
@@ -393,7 +414,7 @@ fn time(seconds: i64, nanoseconds: i64) -> SystemTime {
 }
 
 fn rename_no_replace(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, new_name: &OsStr) -> io::Result<()> {
-    match exclusive::rename(from, name, to, new_name) {
+    match rename_exclusively(from, name, to, new_name) {
         // Not every filesystem can: then look first.
         Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
             if fstatat(to, new_name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok() {
@@ -406,46 +427,42 @@ fn rename_no_replace(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, new
 }
 
 /// A rename that fails with `EEXIST` rather than replace.
-mod exclusive {
-    use super::{AsRawFd, BorrowedFd, Errno, NixPath, OsStr};
-    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-    use nix::libc;
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+fn rename_exclusively(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, new_name: &OsStr) -> nix::Result<()> {
+    let done = name.with_nix_path(|name| {
+        new_name.with_nix_path(|new_name| {
+            // SAFETY: two descriptors and two NUL-terminated strings that live through the call.
+            #[cfg(any(target_os = "linux", target_os = "android"))]
+            return unsafe {
+                libc::syscall(
+                    libc::SYS_renameat2,
+                    from.as_raw_fd(),
+                    name.as_ptr(),
+                    to.as_raw_fd(),
+                    new_name.as_ptr(),
+                    libc::RENAME_NOREPLACE,
+                )
+            };
+            // SAFETY: as above.
+            #[cfg(target_vendor = "apple")]
+            return unsafe {
+                libc::renameatx_np(
+                    from.as_raw_fd(),
+                    name.as_ptr(),
+                    to.as_raw_fd(),
+                    new_name.as_ptr(),
+                    libc::RENAME_EXCL,
+                )
+            };
+        })
+    })??;
+    Errno::result(done).map(drop)
+}
 
-    pub(super) fn rename(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, new_name: &OsStr) -> nix::Result<()> {
-        let done = name.with_nix_path(|name| {
-            new_name.with_nix_path(|new_name| {
-                // SAFETY: two descriptors and two NUL-terminated strings that live through the call.
-                #[cfg(any(target_os = "linux", target_os = "android"))]
-                return unsafe {
-                    libc::syscall(
-                        libc::SYS_renameat2,
-                        from.as_raw_fd(),
-                        name.as_ptr(),
-                        to.as_raw_fd(),
-                        new_name.as_ptr(),
-                        libc::RENAME_NOREPLACE,
-                    )
-                };
-                // SAFETY: as above.
-                #[cfg(target_vendor = "apple")]
-                return unsafe {
-                    libc::renameatx_np(
-                        from.as_raw_fd(),
-                        name.as_ptr(),
-                        to.as_raw_fd(),
-                        new_name.as_ptr(),
-                        libc::RENAME_EXCL,
-                    )
-                };
-                #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-                {
-                    Errno::ENOSYS.set();
-                    return -1;
-                }
-            })
-        })??;
-        Errno::result(done).map(drop)
-    }
+/// The other systems have none.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn rename_exclusively(_from: BorrowedFd<'_>, _name: &OsStr, _to: BorrowedFd<'_>, _new: &OsStr) -> nix::Result<()> {
+    Err(Errno::ENOSYS)
 }
 
 /// Visits the entries of a directory; all as they are at one moment where there is `room` for them, which is corrected.
@@ -615,7 +632,6 @@ fn drain(mut file: &File) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn names(dir: &Dir, reading: Reading) -> Vec<String> {
         let mut names = Vec::new();
@@ -644,6 +660,8 @@ mod tests {
     #[test]
     #[cfg(any(target_os = "linux", target_os = "android"))]
     fn read_at_once_an_entry_that_moves_is_seen_once() {
+        use std::sync::atomic::AtomicBool;
+
         let home = tempfile::tempdir().unwrap();
         let dir = Dir::open(home.path()).unwrap();
         for number in 0..2000 {

@@ -336,6 +336,11 @@ pub(crate) fn open_source(path: &Path, link: Link) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
+/// Flushes a file to the disk.
+pub(crate) fn sync(file: &File) -> io::Result<()> {
+    file.sync_all()
+}
+
 /// Flushes a file of somebody else's to the disk, which takes a handle that may write to it.
 pub(crate) fn sync_source(path: &Path) -> io::Result<()> {
     OpenOptions::new().append(true).open(path)?.sync_all()
