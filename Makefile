@@ -3,17 +3,19 @@
 # make torture  the tests that take long as well, and the model of the protocol
 # make soak     mixed work under kills, forks and clock steps for SECONDS=60, checked by a record outside the queue
 # make lint     what must be clean
-# make check-windows      whether src/sys/windows.rs is clean
-# make platforms-windows  the tests, Rust and Python, as Windows programs under Wine; half an hour
+# make platforms       what can be known here of other systems: lint for each, link for macOS, run for musl and ARM
+# make wheels          the sdist and the wheels that can be built here, into dist/, checked and tried
+# make audit           licences and known faults of what we depend on, and whether the crate can be published
 # make bench    what a job costs beside the bare system calls and in other queues, written to benches/results/; root
 #               measures on ext4, too. LARGEST=100000 leaves out the backlogs of a million jobs
 # make bench-quick   its everyday figures, in under two minutes
 PYTHON ?= python3
 VENV   := .venv
-RUN    := $(VENV)/bin
+RUN    := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
-.PHONY: demo test test-rust test-python torture soak lint check-windows platforms-windows bench bench-quick clean
+.PHONY: demo test test-rust test-python torture soak lint platforms platforms-linux platforms-bsd platforms-macos \
+	platforms-windows wheels audit bench bench-quick clean
 
 demo: $(VENV)/built
 	$(RUN)/python examples/demo.py
@@ -48,14 +50,43 @@ lint: $(VENV)/built
 	$(RUN)/mypy python examples
 	$(RUN)/python -m mypy.stubtest pacchettino
 
-# Needs Debian's packages, for a standard library that the toolchain does not have; built once, then cached.
-check-windows:
-	sysroot=$$(bash tools/cross-std.sh x86_64-pc-windows-gnu) && \
-	PATH="$$sysroot/bin:$$PATH" cargo clippy --locked --all-targets --features failpoints --target x86_64-pc-windows-gnu -- -D warnings
+# The other systems. Debian's packages have the standard library that the toolchain lacks; built once, then cached. Zig
+# links, and brings the systems' libraries.
+platforms: platforms-linux platforms-bsd platforms-macos platforms-windows
 
-# Needs Debian's packages: Wine, mingw's gcc, and what check-windows needs.
-platforms-windows: $(VENV)/ready
-	bash tools/windows.sh
+platforms-linux: $(addsuffix .lint, x86_64-unknown-linux-musl aarch64-unknown-linux-gnu aarch64-unknown-linux-musl) \
+	$(addsuffix .test, x86_64-unknown-linux-musl aarch64-unknown-linux-gnu aarch64-unknown-linux-musl)
+
+platforms-bsd: x86_64-unknown-freebsd.lint
+
+platforms-macos: $(addsuffix .lint, aarch64-apple-darwin x86_64-apple-darwin) \
+	$(addsuffix .link, aarch64-apple-darwin x86_64-apple-darwin)
+
+platforms-windows: x86_64-pc-windows-gnu.lint
+
+CROSS = sysroot=$$(bash tools/cross-std.sh $*) && PATH="$$sysroot/bin:$(CURDIR)/$(RUN):$$PATH" PYO3_NO_PYTHON=1
+
+%.lint:
+	$(CROSS) cargo clippy --locked --all-targets --target $* -- -D warnings
+	$(CROSS) cargo clippy --locked --all-targets --target $* --features python,failpoints -- -D warnings
+
+%.link: $(VENV)/cross
+	$(CROSS) cargo-zigbuild zigbuild --locked --tests --target $* --features failpoints
+
+# ARM programs run under qemu. musl is linked dynamically, since the library that Rust would link in is not Debian's.
+aarch64-%.test: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER := bash tools/arm64.sh
+aarch64-%.test: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER := bash tools/arm64.sh
+%-musl.test: export RUSTFLAGS := -Ctarget-feature=-crt-static
+%.test: $(VENV)/cross
+	$(CROSS) cargo-zigbuild test --locked --tests --target $* --features failpoints
+
+wheels: $(VENV)/cross
+	PATH="$(CURDIR)/$(RUN):$$PATH" bash tools/wheels.sh
+
+audit: $(VENV)/cross
+	cargo deny --locked check
+	cargo publish --dry-run --locked
+	$(RUN)/python -m pip freeze --exclude-editable | $(RUN)/pip-audit --strict --requirement /dev/stdin --no-deps --disable-pip
 
 LARGEST ?= 1000000
 
@@ -76,10 +107,15 @@ $(VENV)/ready: pyproject.toml
 	$(RUN)/python -m pip install --quiet --group dev
 	touch $@
 
+# What builds, checks and audits wheels.
+$(VENV)/cross: $(VENV)/ready
+	$(RUN)/python -m pip install --quiet --group cross
+	touch $@
+
 # The other queues that the benchmark measures.
 $(VENV)/peers: $(VENV)/ready
 	$(RUN)/python -m pip install --quiet --group bench
 	touch $@
 
 clean:
-	rm -rf $(VENV) target python/pacchettino/*.so
+	rm -rf $(VENV) target dist python/pacchettino/*.so

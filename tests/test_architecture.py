@@ -1,6 +1,9 @@
-"""The shape of the code, as ARCHITECTURE.md tells it."""
+"""The shape of the code, as ARCHITECTURE.md tells it, and what it takes to build it."""
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,16 @@ def test_a_module_imports_only_from_those_above_it(module: str) -> None:
     above = set(order()[: place + 1])
     later = {(module, name) for name in used & set(order()) if name not in above}
     assert later <= EXCEPTIONS
+
+
+def test_no_dependency_needs_a_newer_rust_than_this_crate_says() -> None:
+    if shutil.which("cargo") is None:
+        pytest.skip("NOT TESTED: there is no cargo")
+    command = ["cargo", "metadata", "--format-version", "1", "--locked"]
+    metadata = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    needed = {
+        package["name"]: tuple(map(int, package["rust_version"].split(".")[:2]))
+        for package in json.loads(metadata)["packages"]
+        if package["rust_version"]
+    }
+    assert max(needed.values()) == needed["pacchettino"]

@@ -14,12 +14,13 @@
 # The sysroot is a copy of the toolchain (hard links, so almost no space), plus
 # the standard library's source from Debian's package rust-src, plus the library
 # of each target asked for. It lies in
-#   ${XDG_CACHE_HOME:-$HOME/.cache}/pacchettino/<rustc release>-<commit hash>/
+#   ${XDG_CACHE_HOME:-$HOME/.cache}/pacchettino/<rustc release>-<commit hash>-lto/
 # and can be deleted at any time. Each part is made in a temporary folder there
 # and renamed when complete, so a run that is cut short can just be repeated.
 #
-# It is enough for check and clippy. Building also needs a linker for the target
-# (for windows-gnu: mingw's, whose dlltool many crates need even without linking).
+# It is enough for check and clippy. Building also needs a linker for the target:
+# zig links for all but Windows, and brings the C library's own files along (for
+# windows-gnu: mingw's, whose dlltool many crates need even without linking).
 #
 # Environment: RUSTC, the rustc to use (default: rustc); CROSS_STD_SUITES, the
 # Debian suites to look in, in order (default: "trixie-backports sid").
@@ -49,7 +50,7 @@ leave_if_ready "$toolchain"
 version=$("$rustc" -vV)
 release=$(sed -n 's/^release: //p' <<<"$version")
 hash=$(sed -n 's/^commit-hash: //p' <<<"$version")
-base=${XDG_CACHE_HOME:-${HOME:?is not set}/.cache}/pacchettino/$release-$hash
+base=${XDG_CACHE_HOME:-${HOME:?is not set}/.cache}/pacchettino/$release-$hash-lto
 case $base in
     *[[:space:]]*) die "mingw's tools and RUSTFLAGS cannot cope with a space in $base:" \
         "set XDG_CACHE_HOME to a folder without one." ;;
@@ -193,8 +194,9 @@ mkdir -p "$tmp/empty/src" "$tmp/$target/lib"
 printf '%s\n' '[package]' 'name = "empty"' 'edition = "2021"' '[workspace]' >"$tmp/empty/Cargo.toml"
 (
     cd "$tmp/empty" || exit
-    unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS RUSTC_WRAPPER RUSTC_WORKSPACE_WRAPPER CARGO_BUILD_TARGET
-    export RUSTC_BOOTSTRAP=1 RUSTC=$sysroot/bin/rustc
+    unset CARGO_ENCODED_RUSTFLAGS RUSTC_WRAPPER RUSTC_WORKSPACE_WRAPPER CARGO_BUILD_TARGET
+    # A release of the caller's crate is optimized together with the library, which for that must hold its bitcode.
+    export RUSTC_BOOTSTRAP=1 RUSTC=$sysroot/bin/rustc RUSTFLAGS=-Cembed-bitcode=yes
     "$sysroot/bin/cargo" build --quiet --release --offline --target "$target" --target-dir "$tmp/build" \
         --config 'source.crates-io.replace-with="std-vendor"' \
         --config "source.std-vendor.directory='$src/library/vendor'" \
