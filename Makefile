@@ -5,7 +5,7 @@
 # make lint     what must be clean
 # make platforms       what can be known here of other systems: lint for each, link for macOS, run for musl and ARM
 # make wheels          the sdist and the wheels that can be built here, into dist/, checked and tried
-# make audit           licences and known faults of what we depend on, and whether the crate can be published
+# make audit           licences and known faults of what we depend on, the workflows, and whether the crate can be published
 # make bench    what a job costs beside the bare system calls and in other queues, written to benches/results/; root
 #               measures on ext4, too. LARGEST=100000 leaves out the backlogs of a million jobs
 # make bench-quick   its everyday figures, in under two minutes
@@ -84,8 +84,10 @@ wheels: $(VENV)/cross
 	PATH="$(CURDIR)/$(RUN):$$PATH" bash tools/wheels.sh
 
 audit: $(VENV)/cross
-	cargo deny --locked check
+	$(RUN)/zizmor --offline --quiet .github/workflows
+	cargo deny --locked check bans licenses sources
 	cargo publish --dry-run --locked
+	cargo deny --locked check advisories
 	$(RUN)/python -m pip freeze --exclude-editable | $(RUN)/pip-audit --strict --requirement /dev/stdin --no-deps --disable-pip
 
 LARGEST ?= 1000000
