@@ -3,6 +3,7 @@
 # make torture  the tests that take long as well, and the model of the protocol
 # make soak     mixed work under kills, forks and clock steps for SECONDS=60, checked by a record outside the queue
 # make lint     what must be clean
+# make check-windows   whether src/sys/windows.rs type-checks
 # make platforms       what can be known here of other systems: lint for each, link for macOS, run for musl and ARM
 # make wheels          the sdist and the wheels that can be built here, into dist/, checked and tried
 # make audit           licences and known faults of what we depend on, the workflows, and whether the crate can be published
@@ -14,8 +15,8 @@ VENV   := .venv
 RUN    := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
-.PHONY: demo test test-rust test-python torture soak lint platforms platforms-linux platforms-bsd platforms-macos \
-	platforms-windows wheels audit bench bench-quick clean
+.PHONY: demo test test-rust test-python torture soak lint check-windows bench bench-quick clean
+.PHONY: platforms platforms-linux platforms-bsd platforms-macos platforms-windows wheels audit
 
 demo: $(VENV)/built
 	$(RUN)/python examples/demo.py
@@ -50,6 +51,19 @@ lint: $(VENV)/built
 	$(RUN)/mypy python examples
 	$(RUN)/python -m mypy.stubtest pacchettino
 
+# Needs Debian's packages, for a standard library that the toolchain does not have; built once, then cached.
+check-windows:
+	sysroot=$$(bash tools/cross-std.sh x86_64-pc-windows-gnu) && \
+	PATH="$$sysroot/bin:$$PATH" cargo clippy --locked --target x86_64-pc-windows-gnu -- -D warnings
+
+LARGEST ?= 1000000
+
+bench: $(VENV)/built $(VENV)/peers
+	$(RUN)/python benches/measure.py --largest $(LARGEST)
+
+bench-quick: $(VENV)/built
+	$(RUN)/python benches/measure.py --quick
+
 # The other systems. Debian's packages have the standard library that the toolchain lacks; built once, then cached. Zig
 # links, and brings the systems' libraries.
 platforms: platforms-linux platforms-bsd platforms-macos platforms-windows
@@ -62,7 +76,7 @@ platforms-bsd: x86_64-unknown-freebsd.lint
 platforms-macos: $(addsuffix .lint, aarch64-apple-darwin x86_64-apple-darwin) \
 	$(addsuffix .link, aarch64-apple-darwin x86_64-apple-darwin)
 
-platforms-windows: x86_64-pc-windows-gnu.lint
+platforms-windows: check-windows
 
 CROSS = sysroot=$$(bash tools/cross-std.sh $*) && PATH="$$sysroot/bin:$(CURDIR)/$(RUN):$$PATH" PYO3_NO_PYTHON=1
 
@@ -89,14 +103,6 @@ audit: $(VENV)/cross
 	cargo publish --dry-run --locked
 	cargo deny --locked check advisories
 	$(RUN)/python -m pip freeze --exclude-editable | $(RUN)/pip-audit --strict --requirement /dev/stdin --no-deps --disable-pip
-
-LARGEST ?= 1000000
-
-bench: $(VENV)/built $(VENV)/peers
-	$(RUN)/python benches/measure.py --largest $(LARGEST)
-
-bench-quick: $(VENV)/built
-	$(RUN)/python benches/measure.py --quick
 
 # The extension, built for speed and installed into the virtual environment.
 $(VENV)/built: $(VENV)/ready $(SOURCE)
