@@ -87,7 +87,7 @@ CROSS = sysroot=$$(bash tools/cross-std.sh $*) && PATH="$$sysroot/bin:$(CURDIR)/
 %.link: $(VENV)/cross
 	$(CROSS) cargo-zigbuild zigbuild --locked --tests --target $* --features failpoints
 
-# ARM programs run under qemu. musl is linked dynamically, since the library that Rust would link in is not Debian's.
+# ARM programs run under qemu. Without crt-static zig brings musl along; with it rustc looks for a copy of its own.
 aarch64-%.test: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER := bash tools/arm64.sh
 aarch64-%.test: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER := bash tools/arm64.sh
 %-musl.test: export RUSTFLAGS := -Ctarget-feature=-crt-static
