@@ -290,6 +290,7 @@ impl Content {
     }
 
     /// Reads them to where the caller has room for them, and says how many there are: somebody may have cut the file.
+    #[cfg(feature = "python")]
     pub(crate) fn read_into(&self, room: &mut [u8]) -> Result<usize> {
         let mut length = 0;
         while length < room.len() {

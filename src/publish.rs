@@ -108,7 +108,7 @@ impl Publisher<'_> {
         // What fails there may be others' writes; then each of these tells for itself.
         if flushing == Flushing::Together && self.layout.tmp.sync_filesystem().is_err() {
             for draft in &drafts {
-                draft.tmp.open_file(&draft.name).and_then(|file| file.sync_all()).at(|| draft.path())?;
+                draft.tmp.open_file(&draft.name).and_then(|file| sys::sync(&file)).at(|| draft.path())?;
             }
         }
         step!("publish: flushed");
