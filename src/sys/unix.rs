@@ -156,8 +156,9 @@ impl Dir {
     /// not through a network or a program.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) fn unwritten(&self) -> Option<u64> {
-        use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs};
+        use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, FsType, fstatfs};
 
+        const XFS_SUPER_MAGIC: FsType = FsType(0x5846_5342); // nix does not name it on musl
         let filesystem = fstatfs(self).ok()?.filesystem_type();
         if ![EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC].contains(&filesystem) {
             return None;
