@@ -78,7 +78,7 @@ platforms-macos: $(addsuffix .lint, aarch64-apple-darwin x86_64-apple-darwin) \
 
 platforms-windows: check-windows
 
-CROSS = sysroot=$$(bash tools/cross-std.sh $*) && PATH="$$sysroot/bin:$(CURDIR)/$(RUN):$$PATH" PYO3_NO_PYTHON=1
+CROSS = sysroot=$$(bash tools/cross-std.sh $*) && PATH="$$sysroot/bin:$(CURDIR)/$(RUN):$$PATH"
 
 %.lint:
 	$(CROSS) cargo clippy --locked --all-targets --target $* -- -D warnings
