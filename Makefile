@@ -3,8 +3,9 @@
 # make torture  the tests that take long as well, and the model of the protocol
 # make soak     mixed work under kills, forks and clock steps for SECONDS=60, checked by a record outside the queue
 # make lint     what must be clean
-# make check-windows   whether src/sys/windows.rs type-checks
-# make platforms       what can be known here of other systems: lint for each, link for macOS, run for musl and ARM
+# make check-windows   whether src/sys/windows.rs is clean
+# make platforms       what can be known here of other systems: lint for each, link for macOS, run for musl and ARM, and
+#                      under Wine for Windows; an hour
 # make wheels          the sdist and the wheels that can be built here, into dist/, checked and tried
 # make audit           licences and known faults of what we depend on, the workflows, and whether the crate can be published
 # make bench    what a job costs beside the bare system calls and in other queues, written to benches/results/; root
@@ -51,11 +52,6 @@ lint: $(VENV)/built
 	$(RUN)/mypy python examples
 	$(RUN)/python -m mypy.stubtest pacchettino
 
-# Needs Debian's packages, for a standard library that the toolchain does not have; built once, then cached.
-check-windows:
-	sysroot=$$(bash tools/cross-std.sh x86_64-pc-windows-gnu) && \
-	PATH="$$sysroot/bin:$$PATH" cargo clippy --locked --target x86_64-pc-windows-gnu -- -D warnings
-
 LARGEST ?= 1000000
 
 bench: $(VENV)/built $(VENV)/peers
@@ -76,7 +72,14 @@ platforms-bsd: x86_64-unknown-freebsd.lint
 platforms-macos: $(addsuffix .lint, aarch64-apple-darwin x86_64-apple-darwin) \
 	$(addsuffix .link, aarch64-apple-darwin x86_64-apple-darwin)
 
-platforms-windows: check-windows
+# Half an hour. Wine runs what mingw's gcc links, and a Windows CPython.
+platforms-windows: check-windows $(VENV)/ready
+	bash tools/windows.sh
+
+# Without the binding, which can't be had without a Windows Python to link with.
+check-windows:
+	sysroot=$$(bash tools/cross-std.sh x86_64-pc-windows-gnu) && \
+	PATH="$$sysroot/bin:$$PATH" cargo clippy --locked --all-targets --features failpoints --target x86_64-pc-windows-gnu -- -D warnings
 
 CROSS = sysroot=$$(bash tools/cross-std.sh $*) && PATH="$$sysroot/bin:$(CURDIR)/$(RUN):$$PATH"
 

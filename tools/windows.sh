@@ -24,9 +24,7 @@ rust() {
 
 python() {
     [ -x .venv/bin/maturin ] || make .venv/ready
-    # Debian's package has no bitcode of the standard library: no optimization goes across to it.
-    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-        .venv/bin/maturin build --release --locked --target $target --out "$home" </dev/null
+    .venv/bin/maturin build --quiet --release --locked --target $target --out "$home" </dev/null
     .venv/bin/python -m pip install --quiet --no-deps --target "$home/installed" --platform win_amd64 \
         --only-binary=:all: --python-version 3.13 "$home"/*.whl
     PYTHONPATH=Z:${home//\//\\}\\installed \
