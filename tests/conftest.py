@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -147,22 +148,29 @@ def small_filesystem(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-@pytest.fixture
-def filesystem_of_seconds(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem that stamps its files and directories with whole seconds."""
-    image, directory = tmp_path / "image", tmp_path / "seconds"
+@contextmanager
+def filesystem_in_a_file(home: Path, make: list[str], mount: list[str], what: str) -> Iterator[Path]:
+    """Make a small filesystem in a file and mount it; without the programs or the right to do so the test says so."""
+    image, directory = home / "image", home / "mounted"
     directory.mkdir()
     with image.open("xb") as file:
         file.truncate(8 << 20)
-    make = ["mkfs.ext4", "-q", "-I", "128", str(image)]
-    mount = ["mount", "-o", "loop", str(image), str(directory)]
-    if None in map(shutil.which, ("mkfs.ext4", "mount")) or any(
-        subprocess.run(command, capture_output=True, check=False).returncode for command in (make, mount)
+    if None in map(shutil.which, (make[0], mount[0])) or any(
+        subprocess.run(command, capture_output=True, check=False).returncode
+        for command in ([*make, str(image)], [*mount, str(image), str(directory)])
     ):
-        pytest.skip("NOT TESTED: a filesystem that knows only seconds needs the right to mount one")
+        pytest.skip(f"NOT TESTED: {what} needs {make[0]}, {mount[0]}, and the right to mount one")
     yield directory
     # Lazily: a queue that is still referred to holds its directories open.
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@pytest.fixture
+def filesystem_of_seconds(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem that stamps its files and directories with whole seconds."""
+    make, mount = ["mkfs.ext4", "-q", "-I", "128"], ["mount", "-o", "loop"]
+    with filesystem_in_a_file(tmp_path, make, mount, "a filesystem that knows only seconds") as directory:
+        yield directory
 
 
 @pytest.fixture

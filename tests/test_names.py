@@ -5,14 +5,12 @@ directory may be carried from one such system to another. The id says which job 
 """
 
 import os
-import shutil
-import subprocess
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import start_python
+from conftest import filesystem_in_a_file, start_python
 from helpers import entries, lay_down, new_id
 from pacchettino import Pacchettino, Status
 
@@ -28,19 +26,9 @@ STATES = [status for status in Status if status not in (Status.UNKNOWN, Status.P
 @pytest.fixture
 def caseless(tmp_path: Path) -> Iterator[Path]:
     """A filesystem that ignores case, and lists all names in lower case."""
-    image, directory = tmp_path / "image", tmp_path / "caseless"
-    directory.mkdir()
-    with image.open("xb") as file:
-        file.truncate(8 << 20)
-    make = ["mkntfs", "-q", "-F", "-f", str(image)]
-    mount = ["lowntfs-3g", "-o", "ignore_case,windows_names", str(image), str(directory)]
-    if None in map(shutil.which, ("mkntfs", "lowntfs-3g")) or any(
-        subprocess.run(command, capture_output=True, check=False).returncode for command in (make, mount)
-    ):
-        pytest.skip("NOT TESTED: a filesystem that ignores case needs ntfs-3g and the right to mount one")
-    yield directory
-    # Lazily: a queue that is still referred to holds its directories open.
-    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+    make, mount = ["mkntfs", "-q", "-F", "-f"], ["lowntfs-3g", "-o", "ignore_case,windows_names"]
+    with filesystem_in_a_file(tmp_path, make, mount, "a filesystem that ignores case") as directory:
+        yield directory
 
 
 @pytest.mark.parametrize("asked", SPELLINGS)
