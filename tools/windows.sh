@@ -28,7 +28,7 @@ python() {
     .venv/bin/python -m pip install --quiet --no-deps --target "$home/installed" --platform win_amd64 \
         --only-binary=:all: --python-version 3.13 "$home"/*.whl
     PYTHONPATH=Z:${home//\//\\}\\installed \
-        /usr/lib/wine/wine64 "$WINEPREFIX/python/python.exe" -m pytest -p no:cacheprovider \
+        /usr/lib/wine/wine64 "$WINEPREFIX/python/python.exe" -m pytest -p no:cacheprovider --timeout 900 \
         --basetemp="Z:${home//\//\\}\\temp" "$@" </dev/null 2>&1 | cat
 }
 
