@@ -51,7 +51,9 @@ def test_a_job_is_found_however_its_name_is_spelled(queue_dir: Path, state: Stat
     kept = state in (Status.SUCCESS, Status.FAILED, Status.INTERRUPTED)
     assert queue.requeue(wanted) is kept
     if kept:
-        assert entries(queue_dir / "queued") == [entry]
+        # Where that is the same name, it may be spelled as it was asked for.
+        assert len(entries(queue_dir / "queued")) == 1
+        assert (queue_dir / "queued" / os.fsdecode(entry)).read_bytes() == b"bytes"
 
 
 @pytest.mark.parametrize("other", ["Resume Angstrom.TXT", "Résumé Ångström.TXT.bak"])
