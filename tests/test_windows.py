@@ -123,7 +123,7 @@ def test_an_error_is_the_one_that_python_would_have_raised(queue: Pacchettino, t
 
 @pytest.mark.parametrize("is_exact", [False, True], ids=["a plain path", "a path that is taken as it is"])
 def test_a_path_has_the_prefix_only_where_it_is_too_long_without(tmp_path: Path, is_exact: bool) -> None:
-    for base, is_long in [(tmp_path / "short", False), (tmp_path / LONG / "queue", True)]:
+    for base, is_long in [(tmp_path / "short", False), (tmp_path / LONG / LONG / "queue", True)]:
         queue = Pacchettino(exact(base) if is_exact else base)
         queue.send_data("work")
         (waiting,) = queue.jobs(Status.QUEUED)
