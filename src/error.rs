@@ -55,6 +55,20 @@ pub enum Error {
     /// A due time that does not fit into the 13 digits of a scheduled job's name.
     #[error("the delay ends after the year 2286, the last that a scheduled job's name can hold")]
     TooLate,
+    /// There is no room for a job: too many wait, or the disk is too full. Nothing was sent.
+    #[error("{what}")]
+    Full {
+        /// How much there is of what, and the limit.
+        what: String,
+    },
+    /// More jobs at once than may ever wait.
+    #[error("{jobs} jobs can't be sent at once: max_queued is {most}")]
+    TooMany {
+        /// How many they are.
+        jobs: u64,
+        /// The limit.
+        most: u64,
+    },
     /// Jobs were published, and then something failed: they exist, and sending them again would run them twice.
     #[error("{source}, after {} job(s) had been sent", sent.len())]
     Sent {

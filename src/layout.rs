@@ -12,6 +12,9 @@ use crate::sys::{self, Dir, Identity};
 const TMP: &str = "tmp";
 const OWNERS: &str = "owners";
 
+/// The file that says, by being there, that the queue is paused.
+const PAUSED: &str = "paused";
+
 /// A queue's directories, open. They are reached through their handles from then on, so that nothing that is done to
 /// the path above them leads a job astray.
 pub(crate) struct Layout {
@@ -28,7 +31,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// Opens the directories of the queue at `base` and makes those that are missing, but not `base` itself.
     pub(crate) fn open(base: &Path) -> Result<Self> {
-        let home = Dir::open(base).at(|| base.into())?;
+        let home = home(base)?;
         let [queued, processing, success, failed, interrupted, scheduled] = State::ALL.map(State::name);
         let open = |name| open_or_make(&home, OsStr::new(name));
         let mut layout = Self {
@@ -116,6 +119,21 @@ impl Layout {
 /// Where the jobs of a state are.
 pub(crate) fn state_path(base: &Path, state: State) -> PathBuf {
     base.join(state.name())
+}
+
+/// The queue's own directory.
+pub(crate) fn home(base: &Path) -> Result<Dir> {
+    Dir::open(base).at(|| base.into())
+}
+
+/// The name in it of the file that says that the queue is paused.
+pub(crate) fn paused() -> &'static OsStr {
+    OsStr::new(PAUSED)
+}
+
+/// Where that file is.
+pub(crate) fn paused_path(base: &Path) -> PathBuf {
+    base.join(PAUSED)
 }
 
 /// Makes the directory of a queue and those above it.

@@ -44,6 +44,7 @@ macro_rules! step {
     ($name:literal) => {};
 }
 
+mod cancel;
 mod claim;
 mod error;
 mod flush;
@@ -51,16 +52,19 @@ mod fork;
 mod handle;
 mod job;
 mod layout;
+mod limits;
 mod listing;
 mod lookup;
 mod notice;
 mod owner;
+mod pause;
 mod policy;
 mod publish;
 mod queue;
 mod recover;
 mod shared;
 mod spare;
+mod stats;
 mod sys;
 mod wait;
 
@@ -70,6 +74,7 @@ mod python;
 pub use claim::Claim;
 pub use error::{Error, Result};
 pub use job::{Due, Job, JobRef, Kind, Kinds, LONGEST_NAME, OwnerName, Token, sent_at};
+pub use limits::Limits;
 pub use listing::Order;
 pub use notice::Notice;
 pub use owner::CrashDetection;
@@ -77,3 +82,4 @@ pub use policy::{KeepPolicy, Outcome, State};
 pub use publish::Transfer;
 pub use queue::{JobInfo, Jobs, Pass, Queue};
 pub use shared::release_all;
+pub use stats::{HeldJob, Stats};

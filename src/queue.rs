@@ -8,18 +8,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use arc_swap::ArcSwapOption;
 use uuid::Uuid;
 
+use crate::cancel::cancel;
 use crate::claim::{Attempt, Claim, Terms, Unflushed};
 use crate::error::{At, Error, Result};
 use crate::job::{self, Due, Job, JobRef, Kinds, OwnerName};
 use crate::layout::{self, Layout};
+use crate::limits::{Limits, on_disk};
 use crate::listing::{Listing, Order};
 use crate::lookup::{find_listed, has_known, list_kept, visit_jobs};
 use crate::notice::Notice;
 use crate::owner::{CrashDetection, Owner};
-use crate::policy::{KeepPolicy, State};
+use crate::pause;
+use crate::policy::{KeepPolicy, Outcome, State};
 use crate::publish::{Publisher, Transfer};
 use crate::recover;
 use crate::shared::Shared;
+use crate::stats::{Stats, stats};
 use crate::sys;
 use crate::wait::locked;
 
@@ -49,6 +53,7 @@ pub struct Queue {
     durable: AtomicBool,
     by_pid: AtomicBool,
     closed: AtomicBool,
+    limits: Limits,
     shared: ArcSwapOption<Shared>,
 }
 
@@ -162,6 +167,18 @@ impl Faults {
     }
 }
 
+/// The room of jobs on their way into the queue.
+struct Taken {
+    jobs: u64,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.shared.room.have_come(self.jobs);
+    }
+}
+
 /// What a look for a job came to.
 enum Look {
     Claimed(Claim),
@@ -225,10 +242,18 @@ impl Queue {
             durable: AtomicBool::new(false),
             by_pid: AtomicBool::new(detection == CrashDetection::Pid),
             closed: AtomicBool::new(false),
+            limits: Limits::default(),
             shared: ArcSwapOption::new(Some(shared)),
         };
         queue.set_durable(durable)?;
         Ok(queue)
+    }
+
+    /// Refuses from now on to send what these limits have no room for, with [`Error::Full`].
+    #[must_use]
+    pub fn limited(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// The directory, absolute.
@@ -304,6 +329,7 @@ impl Queue {
     /// [`Error::Io`]: nothing was sent and nothing is left. [`Error::Sent`]: the job exists, but a power cut may undo
     /// it.
     pub fn send(&self, data: &[u8], due: Option<Due>) -> Result<Uuid> {
+        let _room = self.take_room(1, || on_disk(data.len()))?;
         self.publishing(due, |publisher| publisher.data(data))
     }
 
@@ -312,6 +338,7 @@ impl Queue {
     /// # Errors
     /// As [`send`](Self::send); [`Error::Sent`] names the jobs that exist.
     pub fn send_many<T: AsRef<[u8]>>(&self, items: &[T], due: Option<Due>) -> Result<Vec<Uuid>> {
+        let _room = self.take_room(items.len(), || items.iter().map(|item| on_disk(item.as_ref().len())).sum())?;
         self.publishing(due, |publisher| publisher.many(items))
     }
 
@@ -329,6 +356,7 @@ impl Queue {
         mut go_on: impl FnMut() -> bool,
     ) -> Result<Uuid> {
         let name = name.or_else(|| path.file_name()).unwrap_or_default();
+        let _room = self.take_room(1, || self.room_of(path, transfer))?;
         self.publishing(due, |publisher| publisher.file(path, name, transfer, &mut go_on))
     }
 
@@ -403,7 +431,7 @@ impl Queue {
     /// Looks once for a job. Who waits afterwards looks less often after the dead.
     fn look(&self, shared: &Arc<Shared>, kinds: Kinds, order: Order, waits: bool) -> Result<Look> {
         let watched = waits
-            && shared.wait.arm(&shared.layout()).unwrap_or_else(|error| {
+            && shared.wait.arm(&shared.layout(), &self.base).unwrap_or_else(|error| {
                 let is_limit = error.kind() != std::io::ErrorKind::PermissionDenied;
                 let hint = if is_limit { " (see /proc/sys/fs/inotify/ for the limits)" } else { "" };
                 shared.tell_once(Notice::new(format!("inotify: {error}{hint}; looking every {POLL:?} instead")));
@@ -416,11 +444,12 @@ impl Queue {
         let mut cared = false;
         let mut readings = shared.listing(order).readings;
         loop {
-            if let Some(claim) = self.claim_listed(shared, kinds, order)? {
+            let is_paused = shared.pause.is_set(&self.base)?;
+            if !is_paused && let Some(claim) = self.claim_listed(shared, kinds, order)? {
                 return Ok(Look::Claimed(claim));
             }
             step!("look: used up");
-            if Self::list_afresh(shared, kinds, order, readings)? {
+            if !is_paused && Self::list_afresh(shared, kinds, order, readings)? {
                 continue;
             }
             if !cared {
@@ -456,7 +485,7 @@ impl Queue {
             match Claim::take(shared, job, owner, &self.terms()) {
                 Ok(Attempt::Won(claim)) => {
                     faults.forgive(shared);
-                    return Ok(Some(claim));
+                    return self.unless_paused(shared, claim);
                 }
                 Ok(Attempt::Lost) => shared.listing(order).missed(),
                 Ok(Attempt::Blocked) => shared.listing(order).left_one(),
@@ -466,6 +495,16 @@ impl Queue {
                 }
             }
         }
+    }
+
+    /// Hands a claim over, unless the queue was paused meanwhile: then the job goes back (rule 20).
+    fn unless_paused(&self, shared: &Shared, claim: Claim) -> Result<Option<Claim>> {
+        let is_paused = shared.pause.is_set(&self.base);
+        if matches!(is_paused, Ok(false)) {
+            return Ok(Some(claim));
+        }
+        claim.settle(Outcome::Retry(None))?;
+        is_paused.map(|_| None)
     }
 
     /// Who has many verdicts that the disk does not take is given no more jobs: each would be done, and end interrupted if
@@ -517,7 +556,7 @@ impl Queue {
         })
     }
 
-    /// Claims the next job of a pass that is still there. A pass ends when the queue is closed.
+    /// Claims the next job of a pass that is still there. A pass ends when the queue is closed or paused.
     ///
     /// # Errors
     /// [`Error::Io`]
@@ -541,6 +580,9 @@ impl Queue {
         };
         self.care_in_passing(&shared);
         Self::settle_first(&shared)?;
+        if shared.pause.is_set(&self.base)? {
+            return Ok(None);
+        }
         loop {
             if pass.listing.is_stale(pass.order) {
                 shared.remove_spares(); // this may take its time
@@ -565,7 +607,7 @@ impl Queue {
             match Claim::take(&shared, job, owner, &terms) {
                 Ok(Attempt::Won(claim)) => {
                     pass.faults.forgive(&shared);
-                    return Ok(Some(claim));
+                    return self.unless_paused(&shared, claim);
                 }
                 Ok(Attempt::Lost) => pass.listing.missed(),
                 Ok(Attempt::Blocked) => {}
@@ -719,6 +761,59 @@ impl Queue {
         })
     }
 
+    /// Deletes a job that waits or is scheduled, and says whether there was one. Once somebody has claimed it, there is
+    /// none.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn cancel(&self, job: &JobRef) -> Result<bool> {
+        self.showing(|shared| match cancel(shared, job)? {
+            Some(state) => self.sync(&shared.layout(), state).map(|()| true),
+            None => Ok(false),
+        })
+    }
+
+    /// Pauses the queue, for all processes, until [`resume`](Self::resume): what is held is finished, and no job is handed
+    /// to anybody later than a second after this returns, in this process not any more.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn pause(&self) -> Result<()> {
+        self.healing(Shared::is_at, |shared| {
+            let set = pause::set(&self.base, self.durable());
+            shared.pause.forget();
+            set
+        })
+    }
+
+    /// Ends a pause. Who waits is woken, or looks from time to time.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn resume(&self) -> Result<()> {
+        self.healing(Shared::is_at, |shared| {
+            pause::unset(&self.base, self.durable())?;
+            shared.wait.raise();
+            Ok(())
+        })
+    }
+
+    /// Whether the queue is paused at this moment.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn is_paused(&self) -> Result<bool> {
+        self.healing(Shared::is_at, |_| pause::is_there(&self.base))
+    }
+
+    /// The queue in a few figures.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn stats(&self) -> Result<Stats> {
+        self.showing(|shared| stats(shared))
+    }
+
     fn terms(&self) -> Terms<'_> {
         Terms { base: &self.base, keep: self.keep, durable: self.durable(), pass: None }
     }
@@ -795,6 +890,31 @@ impl Queue {
         })
     }
 
+    /// Takes the room for jobs to be sent, so many bytes in all, where there are limits.
+    fn take_room(&self, jobs: usize, bytes: impl Fn() -> u64) -> Result<Option<Taken>> {
+        let Limits { max_queued, min_free } = self.limits;
+        if jobs == 0 || (max_queued.is_none() && min_free == 0) {
+            return Ok(None);
+        }
+        self.healing(Shared::was_at, |shared| {
+            if min_free > 0 {
+                let free = || fs2::available_space(&self.base).at(|| self.base.to_path_buf());
+                shared.room.take_bytes(bytes(), min_free, free)?;
+            }
+            let Some(most) = max_queued else { return Ok(None) };
+            let jobs = jobs as u64;
+            shared.room.take_jobs(jobs, most, || count_waiting(shared))?;
+            Ok(Some(Taken { jobs, shared: Arc::clone(shared) }))
+        })
+    }
+
+    /// What a file to be sent takes on the queue's filesystem. If it can't be told, sending it tells why.
+    fn room_of(&self, path: &Path, transfer: Transfer) -> u64 {
+        let (Ok(file), Ok(home)) = (sys::stat_target(path), sys::stat_target(&self.base)) else { return 0 };
+        let is_renamed = transfer == Transfer::Move && file.identity.0 == home.identity.0;
+        if is_renamed { 0 } else { on_disk(file.length.try_into().unwrap_or(usize::MAX)) }
+    }
+
     fn publishing<T>(&self, due: Option<Due>, mut publish: impl FnMut(Publisher<'_>) -> Result<T>) -> Result<T> {
         self.healing(Shared::is_at, |shared| {
             let layout = shared.layout();
@@ -853,6 +973,15 @@ fn to_each(
         }
     }
     (done, first)
+}
+
+/// How many jobs wait, those included whose delay is not over. A job that becomes due meanwhile is counted once or twice.
+fn count_waiting(shared: &Shared) -> Result<u64> {
+    let mut count = 0;
+    for state in [State::Scheduled, State::Queued] {
+        visit_jobs(shared, state, |_| true, |_, _, _| count += 1)?;
+    }
+    Ok(count)
 }
 
 /// Whether a listed job waits no more. To look is far cheaper than to try.

@@ -12,8 +12,9 @@ use crate::layout::Layout;
 use crate::notice::Notice;
 use crate::owner;
 use crate::policy::{KeepPolicy, State};
-use crate::shared::{Schedule, Shared, rest_after};
+use crate::shared::{Schedule, Shared};
 use crate::sys::{self, Dir, FileKind, Reading};
+use crate::wait::rest_after;
 
 /// How old an unfinished file of another program must be before a person is told.
 const FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);

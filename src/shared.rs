@@ -21,13 +21,15 @@ use crate::error::{At, Error, Result};
 use crate::fork::{self, PerProcess};
 use crate::job::{Due, Job, OwnerName};
 use crate::layout::{self, Layout};
+use crate::limits::Room;
 use crate::listing::{Listing, Order};
 use crate::notice::Notice;
 use crate::owner::{CrashDetection, LockFile, Owner};
+use crate::pause::Pause;
 use crate::policy::State;
 use crate::spare::Spares;
 use crate::sys::{self, Dir, Identity};
-use crate::wait::{Wait, locked};
+use crate::wait::{Wait, locked, rest_after};
 
 /// The queues that this process has open, by the identity of `processing/`: a path through a symlink is the same queue.
 static OPEN: PerProcess<Mutex<HashMap<Identity, Weak<Shared>>>> = PerProcess::new(Mutex::default);
@@ -57,6 +59,8 @@ pub(crate) struct Shared {
     told_all: AtomicBool,
     listings: [Mutex<Listing>; 2],
     pub(crate) care: Mutex<Care>,
+    pub(crate) pause: Pause,
+    pub(crate) room: Room,
     /// When the paths of all directories were looked at.
     looked: Mutex<Option<Instant>>,
     pub(crate) wait: Wait,
@@ -82,12 +86,6 @@ impl Care {
     pub(crate) fn is_due(&self, after: Duration) -> bool {
         after.is_zero() || self.last.is_none_or(|last| last.elapsed() >= after.max(rest_after(self.took)))
     }
-}
-
-/// For how long a directory is left alone that took so long to read: who waits beside a million entries that change all the
-/// time would do nothing but read them. Small ones are read whenever there is a reason.
-pub(crate) fn rest_after(reading: Duration) -> Duration {
-    if reading < Duration::from_millis(20) { Duration::ZERO } else { reading * 10 }
 }
 
 /// What is known of `scheduled/`.
@@ -168,6 +166,8 @@ impl Shared {
             told_all: AtomicBool::new(false),
             listings: Default::default(),
             care: Mutex::default(),
+            pause: Pause::default(),
+            room: Room::default(),
             looked: Mutex::default(),
             wait: Wait::default(),
         });

@@ -8,12 +8,13 @@
 //! leaves. The others sleep on a condition.
 
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::layout::Layout;
 use crate::policy::State;
-use crate::sys::{Watch, Woken};
+use crate::sys::{Dir, Watch, Woken};
 
 /// How long it is left alone after the kernel refused a watch.
 const REST: Duration = Duration::from_secs(60);
@@ -46,14 +47,17 @@ enum Armed {
 impl Wait {
     /// Arms the watch, unless that was done. Says whether the kernel will wake those who sleep; the first time that it
     /// can't, why.
-    pub(crate) fn arm(&self, layout: &Layout) -> Result<bool, io::Error> {
+    pub(crate) fn arm(&self, layout: &Layout, base: &Path) -> Result<bool, io::Error> {
         let mut state = locked(&self.state);
         match state.watch {
             Armed::Yes(ref watch) if watch.is_intact() => return Ok(true),
             Armed::Failed(then) if then.elapsed() < REST => return Ok(false),
             Armed::NotYet | Armed::Yes(_) | Armed::Failed(_) => {}
         }
-        match Watch::new(&[layout.dir(State::Queued), layout.dir(State::Scheduled)]) {
+        // In the queue's own directory the file comes and goes that says that the queue is paused.
+        let watch = Dir::open(base)
+            .and_then(|home| Watch::new(&[layout.dir(State::Queued), layout.dir(State::Scheduled)], &home));
+        match watch {
             Ok(watch) => {
                 state.watch = Armed::Yes(Arc::new(watch));
                 Ok(true)
@@ -128,6 +132,12 @@ impl Wait {
     }
 }
 
+/// For how long a directory is left alone that took so long to read: who waits beside a million entries that change all the
+/// time would do nothing but read them. Small ones are read whenever there is a reason.
+pub(crate) fn rest_after(reading: Duration) -> Duration {
+    if reading < Duration::from_millis(20) { Duration::ZERO } else { reading * 10 }
+}
+
 /// Locks, also after a panic elsewhere: what these locks protect is whole between any two statements.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -152,7 +162,7 @@ mod tests {
             let wait = Arc::new(Wait::default());
             let layout = Layout::open(home.path()).unwrap();
             if watched {
-                assert_eq!(wait.arm(&layout).unwrap(), cfg!(target_os = "linux"));
+                assert_eq!(wait.arm(&layout, home.path()).unwrap(), cfg!(target_os = "linux"));
             }
             Self { home, wait }
         }

@@ -17,27 +17,33 @@ while queue.receive_one(timeout=None):
 
 from pacchettino._job import Job
 from pacchettino._queue import Pacchettino
+from pacchettino._stats import Consumer, HeldJob, Stats
 from pacchettino._types import (
     CrashDetection,
     JobInfo,
     KeepPolicy,
     NotKeptError,
     PacchettinoError,
+    QueueFull,
     Result,
     SendError,
     Status,
 )
 
 __all__ = [
+    "Consumer",
     "CrashDetection",
+    "HeldJob",
     "Job",
     "JobInfo",
     "KeepPolicy",
     "NotKeptError",
     "Pacchettino",
     "PacchettinoError",
+    "QueueFull",
     "Result",
     "SendError",
+    "Stats",
     "Status",
 ]
 

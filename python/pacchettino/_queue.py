@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from pacchettino import _core, _types
 from pacchettino._job import Job, logger
+from pacchettino._limits import checked_limit, with_room
+from pacchettino._stats import Stats
 from pacchettino._types import (
     LAST_MILLISECOND,
     CrashDetection,
@@ -61,6 +63,9 @@ class Pacchettino:
         retry_delay: How long a job waits whose handler returned `Result.RETRY`; seconds or a `timedelta`.
         fifo: Take jobs oldest first instead of in random order. With `Result.RETRY` and no delay one job can then
             keep the others waiting.
+        max_queued: How many jobs may wait, scheduled ones included, before this instance sends no more (`QueueFull`).
+            It counts only now and then: each other process that sends may be over it by a sixteenth.
+        min_free: How many bytes must be free on the disk for a job to be sent.
 
     Raises:
         NotADirectoryError: `base_dir` is a file.
@@ -81,6 +86,8 @@ class Pacchettino:
         crash_detection: CrashDetection = CrashDetection.LOCK_FILE,
         retry_delay: Duration = 0,
         fifo: bool = False,
+        max_queued: int | None = None,
+        min_free: int = 0,
     ) -> None:
         self._keep_policy = _keep_policy(keep_policy)
         self._fifo = bool(fifo)
@@ -88,7 +95,16 @@ class Pacchettino:
         self._on_data: DataHandler | None = None
         self._on_file: FileHandler | None = None
         by_pid = _by_pid(crash_detection)
-        self._core = _core.Queue(_path(base_dir, "base_dir"), int(self._keep_policy), bool(durable), by_pid)
+        self._max_queued = None if max_queued is None else checked_limit(max_queued, "max_queued", 1)
+        self._min_free = checked_limit(min_free, "min_free", 0)
+        self._core = _core.Queue(
+            _path(base_dir, "base_dir"),
+            int(self._keep_policy),
+            bool(durable),
+            by_pid,
+            self._max_queued,
+            self._min_free,
+        )
         self._logging = _Logging(self._core)
 
     # Settings
@@ -138,23 +154,42 @@ class Pacchettino:
             raise ValueError("retry_delay is longer than a hundred years")
         self._retry_delay = value
 
+    @property
+    def max_queued(self) -> int | None:
+        """How many jobs may wait before this instance sends no more; `None` is no limit."""
+        return self._max_queued
+
+    @property
+    def min_free(self) -> int:
+        """How many bytes must be free on the disk for this instance to send."""
+        return self._min_free
+
     # Sending
 
-    def send_data(self, data: str | Buffer, *, delay: Duration = 0) -> str:
+    def send_data(self, data: str | Buffer, *, delay: Duration = 0, block: Duration | None = 0) -> str:
         """Send bytes (a `str` goes as UTF-8), to be handled now or after `delay`. Returns the job's id.
 
-        When this returns, the job survives the death of every process, with `durable` also a power cut.
+        When this returns, the job survives the death of every process, with `durable` also a power cut. Where
+        `max_queued` or `min_free` leaves no room, it waits up to `block` for some, for ever if that is `None`.
 
         Raises:
             TypeError: `data` is neither `str` nor bytes-like.
             ValueError: `delay` is NaN, infinite, or ends after the year 2286.
+            QueueFull: There is no room, and none came. The job was not sent.
             OSError: The job was not sent, and nothing is left of it.
             SendError: The job exists (`sent` holds its id), but with `durable` a power cut may undo it.
         """
-        return self._core.send(data, finite_seconds(delay, "delay"))
+        wait = finite_seconds(delay, "delay")
+        return with_room(lambda: self._core.send(data, wait), block)
 
     def send_file(
-        self, path: str | os.PathLike[str], *, copy: bool = True, name: str | None = None, delay: Duration = 0
+        self,
+        path: str | os.PathLike[str],
+        *,
+        copy: bool = True,
+        name: str | None = None,
+        delay: Duration = 0,
+        block: Duration | None = 0,
     ) -> str:
         """Send a file, to be handled now or after `delay`. Returns the job's id.
 
@@ -167,27 +202,35 @@ class Pacchettino:
             IsADirectoryError: It is a directory.
             OSError: With `errno.EINVAL` if it is no regular file, or a symlink that is to be moved.
             ValueError: The name is longer than 200 bytes or has a separator in it; `delay` as in `send_data`.
+            QueueFull: As in `send_data`.
             SendError: The job exists (`sent` holds its id), but the file could not be removed after a copy, or with
                 `durable` a power cut may undo it.
         """
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be str, not {type(name).__name__}")
-        return self._core.send_file(_path(path, "path"), bool(copy), name, finite_seconds(delay, "delay"))
+        source, wait = _path(path, "path"), finite_seconds(delay, "delay")
+        return with_room(lambda: self._core.send_file(source, bool(copy), name, wait), block)
 
-    def send_many(self, items: Iterable[str | Buffer], *, delay: Duration = 0) -> list[str]:
+    def send_many(
+        self, items: Iterable[str | Buffer], *, delay: Duration = 0, block: Duration | None = 0
+    ) -> list[str]:
         """Send many data jobs, in order; cheaper than a loop, far cheaper when `durable`. Returns their ids.
 
-        All items are checked, then all are written, then all are published.
+        All items are checked, then all are written, then all are published. Where there is no room for all of them,
+        none is sent; `block` as in `send_data`.
 
         Raises:
             TypeError: `items` is itself `str` or bytes-like, or holds something that is neither.
+            ValueError: They are more than `max_queued`; `delay` as in `send_data`.
+            QueueFull: As in `send_data`.
             SendError: Some were sent (`sent` holds their ids), then something failed.
             OSError: None was sent.
         """
         if isinstance(items, str | bytes | bytearray | memoryview):
             raise TypeError("items must be an iterable of str or bytes-like objects; to send one, use send_data")
         # A list, so that no Python code runs below the core.
-        return self._core.send_many(list(items), finite_seconds(delay, "delay"))
+        jobs, wait = list(items), finite_seconds(delay, "delay")
+        return with_room(lambda: self._core.send_many(jobs, wait), block)
 
     # Handling
 
@@ -347,6 +390,40 @@ class Pacchettino:
             raise ValueError("no job can be listed as UNKNOWN")
         return map(JobInfo._of, self._core.jobs(status.value))
 
+    def stats(self) -> Stats:
+        """The queue in a few figures: counts, the oldest job that waits, the next that is due, who holds what.
+
+        All directories are read; whatever the keep policy, what is there is counted.
+        """
+        return Stats._of(self._core)
+
+    # Operating
+
+    def pause(self) -> None:
+        """Have no more jobs taken, by any process, until `resume`; also after a restart.
+
+        Who holds a job finishes it, and its `receive` ends then; who waits goes on waiting. In this process no job is
+        handed out once this has returned, in others at the latest a second after. Sending goes on, and programs that
+        know nothing of pauses (those built on the D library) go on taking jobs.
+        """
+        self._core.pause()
+
+    def resume(self) -> None:
+        """End a pause. Who waits goes on at once where the kernel tells (Linux), elsewhere within 50 ms."""
+        self._core.resume()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the queue is paused at this moment, by whomever."""
+        return self._core.is_paused()
+
+    def cancel(self, id: str) -> bool:
+        """Delete a job that waits or is scheduled. Returns whether there was one.
+
+        A job that somebody has claimed is not taken away: of a claim and a `cancel` at the same moment one succeeds.
+        """
+        return self._core.cancel(id)
+
     # Tidying
 
     def requeue(self, id: str) -> bool:
@@ -390,7 +467,8 @@ class Pacchettino:
     def __repr__(self) -> str:
         return (
             f"Pacchettino({str(self.base_dir)!r}, KeepPolicy.{self.keep_policy.name}, durable={self.durable}, "
-            f"crash_detection={self.crash_detection!s}, retry_delay={self.retry_delay!r}, fifo={self.fifo})"
+            f"crash_detection={self.crash_detection!s}, retry_delay={self.retry_delay!r}, fifo={self.fifo}, "
+            f"max_queued={self.max_queued}, min_free={self.min_free})"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -401,6 +479,8 @@ class Pacchettino:
             self.crash_detection,
             self.retry_delay,
             self.fifo,
+            self.max_queued,
+            self.min_free,
         )
         return _reopen, (type(self), settings)
 
@@ -555,7 +635,7 @@ def _memory() -> float:
 
 
 def _reopen(kind: type[Pacchettino], settings: tuple[Any, ...]) -> Pacchettino:
-    base, keep_policy, durable, crash_detection, retry_delay, fifo = settings
+    base, keep_policy, durable, crash_detection, retry_delay, fifo, max_queued, min_free = settings
     return kind(
         base,
         keep_policy,
@@ -563,6 +643,8 @@ def _reopen(kind: type[Pacchettino], settings: tuple[Any, ...]) -> Pacchettino:
         crash_detection=crash_detection,
         retry_delay=retry_delay,
         fifo=fifo,
+        max_queued=max_queued,
+        min_free=min_free,
     )
 
 

@@ -68,6 +68,10 @@ class NotKeptError(PacchettinoError):
     """This queue's keep policy deletes the jobs that were asked for, so there is nothing to count or to find."""
 
 
+class QueueFull(PacchettinoError):  # noqa: N818 - as in the standard library's `queue.Full`
+    """There is no room for a job: `max_queued` jobs wait, or the disk has less than `min_free` bytes. None was sent."""
+
+
 class SendError(PacchettinoError, OSError):
     """Something failed after jobs had been published: they exist, and sending them again would run them twice."""
 

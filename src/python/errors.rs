@@ -46,7 +46,11 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             failed.setattr("sent", sent.iter().map(ToString::to_string).collect::<Vec<_>>())?;
             PyErr::from_value(failed)
         }
-        Error::Name { .. } | Error::TooLate | Error::Closed => PyValueError::new_err(text),
+        Error::Full { .. } => {
+            let class = py.import("pacchettino._types")?.getattr("QueueFull")?;
+            PyErr::from_value(class.call1((text,))?)
+        }
+        Error::Name { .. } | Error::TooLate | Error::TooMany { .. } | Error::Closed => PyValueError::new_err(text),
         Error::Inherited | Error::Stopped => PyRuntimeError::new_err(text),
     })
 }

@@ -1,10 +1,11 @@
 //! The queue: arguments in, results out, the interpreter released in between.
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts arguments into owned values")]
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -16,7 +17,7 @@ use crate::error::Error;
 use crate::job::{self, Due, JobRef, Kinds};
 use crate::policy::{KeepPolicy, State};
 use crate::wait::locked;
-use crate::{CrashDetection, Order, Transfer, queue};
+use crate::{CrashDetection, Limits, Order, Transfer, queue};
 
 /// A queue in a directory.
 #[pyclass(frozen, module = "pacchettino._core")]
@@ -25,9 +26,19 @@ pub(super) struct Queue(queue::Queue);
 #[pymethods]
 impl Queue {
     #[new]
-    fn new(py: Python<'_>, base: PathBuf, keep: u8, durable: bool, by_pid: bool) -> PyResult<Self> {
+    #[pyo3(signature = (base, keep, durable, by_pid, max_queued, min_free))]
+    fn new(
+        py: Python<'_>,
+        base: PathBuf,
+        keep: u8,
+        durable: bool,
+        by_pid: bool,
+        max_queued: Option<u64>,
+        min_free: u64,
+    ) -> PyResult<Self> {
         let keep = keep_policy(keep)?;
-        Ok(Self(detached(py, || queue::Queue::open(base, keep, durable, detection(by_pid)))?))
+        let queue = detached(py, || queue::Queue::open(base, keep, durable, detection(by_pid)))?;
+        Ok(Self(queue.limited(Limits { max_queued, min_free })))
     }
 
     #[getter]
@@ -149,6 +160,35 @@ impl Queue {
         Ok(Jobs(Mutex::new(detached(py, || self.0.jobs(state))?)))
     }
 
+    fn cancel(&self, py: Python<'_>, job: &Bound<'_, PyString>) -> PyResult<bool> {
+        let Some(job) = job_ref(job) else { return Ok(false) };
+        Ok(detached(py, || self.0.cancel(&job))?)
+    }
+
+    fn pause(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(detached(py, || self.0.pause())?)
+    }
+
+    fn resume(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(detached(py, || self.0.resume())?)
+    }
+
+    fn is_paused(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(detached(py, || self.0.is_paused())?)
+    }
+
+    /// The counts by the names of the states; when the oldest job that waits was sent, and when the next is due; and what
+    /// consumers hold: owner, id, since when. Times in Unix milliseconds.
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        let stats = detached(py, || self.0.stats())?;
+        let counts = State::ALL.map(State::name).into_iter().zip(stats.counts).collect();
+        let held = stats.held.iter().map(|held| {
+            let since = held.since.duration_since(UNIX_EPOCH).unwrap_or_default();
+            (held.owner.to_string(), held.job.id().to_string(), milliseconds(since))
+        });
+        Ok((counts, stats.oldest.map(milliseconds), stats.next_due.map(|due| due.0), held.collect()))
+    }
+
     fn requeue(&self, py: Python<'_>, job: &Bound<'_, PyString>) -> PyResult<bool> {
         let Some(job) = job_ref(job) else { return Ok(false) };
         Ok(detached(py, || self.0.requeue(&job))?)
@@ -165,6 +205,8 @@ impl Queue {
     }
 }
 
+type Stats = (HashMap<&'static str, usize>, Option<u64>, Option<u64>, Vec<(String, String, u64)>);
+
 /// The jobs that waited at one moment.
 #[pyclass(frozen, module = "pacchettino._core")]
 pub(super) struct Pass(Mutex<queue::Pass>);
@@ -180,8 +222,11 @@ impl Pass {
 /// When the job with this id was sent, in Unix milliseconds; `None` for what is no id.
 #[pyfunction]
 pub(super) fn sent_at(job: &Bound<'_, PyString>) -> Option<u64> {
-    let sent = job::sent_at(job_ref(job)?.id());
-    u64::try_from(sent.as_millis()).ok()
+    Some(milliseconds(job::sent_at(job_ref(job)?.id())))
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn due_after(delay: f64) -> Result<Option<Due>, Error> {

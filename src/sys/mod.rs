@@ -139,7 +139,7 @@ pub(crate) struct Watch(std::convert::Infallible);
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 impl Watch {
-    pub(crate) fn new(_dirs: &[&Dir]) -> io::Result<Self> {
+    pub(crate) fn new(_arrivals: &[&Dir], _changes: &Dir) -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

@@ -564,15 +564,18 @@ pub(crate) struct Watch {
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 impl Watch {
-    /// Watches these directories. Fails with `EMFILE` or `ENOSPC` when the user's limits are hit (`inotify(7)`).
-    pub(crate) fn new(dirs: &[&Dir]) -> io::Result<Self> {
+    /// Watches what comes into the ones, and what comes into the other or leaves it. Fails with `EMFILE` or `ENOSPC` when the
+    /// user's limits are hit (`inotify(7)`).
+    pub(crate) fn new(arrivals: &[&Dir], changes: &Dir) -> io::Result<Self> {
         let events = Private::open(|| {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-            for dir in dirs {
+            let arriving = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE;
+            let leaving = AddWatchFlags::IN_MOVED_FROM | AddWatchFlags::IN_DELETE;
+            let arrivals = arrivals.iter().map(|dir| (*dir, arriving));
+            for (dir, events) in arrivals.chain([(changes, arriving | leaving)]) {
                 // The directory that is open, whatever its path means by now.
                 let path = PathBuf::from(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
-                let arrivals = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_ONLYDIR;
-                inotify.add_watch(&path, arrivals)?;
+                inotify.add_watch(&path, events | AddWatchFlags::IN_ONLYDIR)?;
             }
             Handle::new(clear_of_streams(inotify.into())?)
         })?;
@@ -607,7 +610,7 @@ impl Watch {
             }
             Ok(_) => {}
         }
-        drain(self.waker.file());
+        _ = self.waker.file().read(&mut [0; 8]);
         if drain(self.events.file()) { Woken::ByEvent } else { Woken::Otherwise }
     }
 
@@ -619,13 +622,19 @@ impl Watch {
     }
 }
 
-/// Reads away what can be read, and says whether that was anything.
+/// Reads away the events that there are, and says whether any was of a file. Directories come and go where a queue is made
+/// or deleted: who looked then would make those that are missing, in the middle of it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn drain(mut file: &File) -> bool {
+    const HEAD: usize = size_of::<libc::inotify_event>();
     let mut buffer = [0; 4096];
     let mut any = false;
-    while file.read(&mut buffer).is_ok_and(|read| read > 0) {
-        any = true;
+    while let Ok(read @ 1..) = file.read(&mut buffer) {
+        let mut rest = &buffer[..read];
+        while let Some((&[_, _, _, _, a, b, c, d, _, _, _, _, e, f, g, h], names)) = rest.split_first_chunk::<HEAD>() {
+            any |= u32::from_ne_bytes([a, b, c, d]) & libc::IN_ISDIR == 0;
+            rest = names.get(u32::from_ne_bytes([e, f, g, h]) as usize..).unwrap_or_default();
+        }
     }
     any
 }

@@ -1,0 +1,40 @@
+"""How much may wait, and how full the disk may be: settings, and waiting for room."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from pacchettino._types import Duration, QueueFull, seconds
+
+T = TypeVar("T")
+
+# How often who waits for room looks again.
+POLL = 0.05
+
+
+def checked_limit(value: object, what: str, least: int) -> int:
+    """A limit as it was given, if it is one."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be int, not {type(value).__name__}")
+    if not least <= value < 2**63:
+        raise ValueError(f"{what} must be at least {least}, and less than 2**63, not {value}")
+    return value
+
+
+def with_room(send: Callable[[], T], block: Duration | None) -> T:
+    """Send once there is room; `QueueFull` if there is none within `block`."""
+    if type(block) is int and block == 0:
+        return send()
+    wait = math.inf if block is None else seconds(block, "block")
+    end = time.monotonic() + wait
+    while True:
+        try:
+            return send()
+        except QueueFull:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise
+        time.sleep(min(POLL, left))

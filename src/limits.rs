@@ -1,0 +1,129 @@
+//! How much may wait, and how full the disk may be: looked at before a job is sent.
+//!
+//! To count what waits with each send would cost more than the send. So a process counts, sends a few jobs on that, and
+//! counts again: after [`SHARE`] of the limit, so that a count costs each of these sends the reading of that many entries
+//! at the most, and next to nothing while few jobs wait. Alone it keeps the limit exactly, since others only take jobs;
+//! each other process that sends meanwhile may be over it by that share. The disk is asked likewise.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::wait::{locked, rest_after};
+
+/// What part of the limit, or of the room on the disk, may be used before it is measured again.
+const SHARE: u64 = 16;
+
+/// For how long what the disk told is good: all programs write there.
+const GOOD_FOR: Duration = Duration::from_secs(1);
+
+/// What a file of that length takes on a disk.
+pub(crate) fn on_disk(length: usize) -> u64 {
+    const BLOCK: u64 = 4096;
+    (length as u64).div_ceil(BLOCK).saturating_mul(BLOCK)
+}
+
+/// What must be so for a job to be sent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Limits {
+    /// How many jobs may wait, in `queued/` and in `scheduled/`.
+    pub max_queued: Option<u64>,
+    /// How many bytes must be free on the queue's filesystem afterwards; 0 is no limit.
+    pub min_free: u64,
+}
+
+/// What this process knows of the room that there is.
+#[derive(Default)]
+pub(crate) struct Room {
+    jobs: Mutex<Jobs>,
+    bytes: Mutex<Option<Measured>>,
+}
+
+#[derive(Default)]
+struct Jobs {
+    known: Option<Counted>,
+    /// How many threads of this process are about to send: a count may miss those.
+    on_the_way: u64,
+}
+
+struct Counted {
+    at: Instant,
+    took: Duration,
+    /// How many jobs there were, and those sent since.
+    waiting: u64,
+    sent: u64,
+}
+
+struct Measured {
+    at: Instant,
+    /// How many bytes were free, less those sent since.
+    free: u64,
+    sent: u64,
+}
+
+impl Room {
+    /// Takes the room for so many jobs, or says that there is none. [`have_come`](Self::have_come) says that they are where
+    /// a count finds them, or will never be.
+    pub(crate) fn take_jobs(&self, jobs: u64, most: u64, count: impl FnOnce() -> Result<u64>) -> Result<()> {
+        if jobs > most {
+            return Err(Error::TooMany { jobs, most });
+        }
+        let mut room = locked(&self.jobs);
+        let is_good = room.known.as_ref().is_some_and(|known| {
+            if known.waiting + jobs <= most {
+                known.sent + jobs <= most / SHARE
+            } else {
+                // Who tries again and again would do nothing but count where that takes long.
+                known.at.elapsed() < rest_after(known.took)
+            }
+        });
+        if !is_good {
+            room.known = None;
+            let at = Instant::now();
+            let waiting = count()? + room.on_the_way;
+            room.known = Some(Counted { at, took: at.elapsed(), waiting, sent: 0 });
+        }
+        match &mut room.known {
+            Some(known) if known.waiting + jobs <= most => {
+                known.waiting += jobs;
+                known.sent += jobs;
+                room.on_the_way += jobs;
+                Ok(())
+            }
+            known => {
+                let waiting = known.as_ref().map_or(0, |known| known.waiting);
+                Err(Error::Full { what: format!("{waiting} job(s) wait; max_queued is {most}") })
+            }
+        }
+    }
+
+    /// Jobs for which there was room were sent, or could not be.
+    pub(crate) fn have_come(&self, jobs: u64) {
+        locked(&self.jobs).on_the_way -= jobs;
+    }
+
+    /// Takes the room for so many bytes, or says that there is none.
+    pub(crate) fn take_bytes(&self, bytes: u64, min_free: u64, measure: impl FnOnce() -> Result<u64>) -> Result<()> {
+        let mut known = locked(&self.bytes);
+        let is_good = known.as_ref().is_some_and(|known| {
+            known.at.elapsed() < GOOD_FOR
+                && known.sent.saturating_add(bytes) <= known.free.saturating_sub(min_free) / SHARE
+        });
+        if !is_good {
+            *known = None;
+            *known = Some(Measured { at: Instant::now(), free: measure()?, sent: 0 });
+        }
+        match &mut *known {
+            Some(known) if known.free.saturating_sub(bytes) >= min_free => {
+                known.free -= bytes;
+                known.sent += bytes;
+                Ok(())
+            }
+            known => {
+                let free = known.as_ref().map_or(0, |known| known.free);
+                let needed = if bytes > 0 { format!(", and {bytes} are needed") } else { String::new() };
+                Err(Error::Full { what: format!("{free} bytes are free on the disk{needed}; min_free is {min_free}") })
+            }
+        }
+    }
+}
