@@ -127,3 +127,55 @@ impl Room {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_that_takes_long_to_count_is_not_counted_again_at_once() {
+        let room = Room::default();
+        let slowly = || {
+            std::thread::sleep(Duration::from_millis(30));
+            Ok(5)
+        };
+        let full = |count: fn() -> Result<u64>| matches!(room.take_jobs(1, 5, count), Err(Error::Full { .. }));
+        assert!(matches!(room.take_jobs(1, 5, slowly), Err(Error::Full { .. })));
+        assert!(full(|| panic!("it was counted again")));
+        std::thread::sleep(Duration::from_millis(310));
+        while full(|| Ok(4)) {} // the machine may have slept longer than it was asked to
+        assert!(full(|| Ok(5)));
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_counted_with_what_is_there() {
+        let room = Room::default();
+        room.take_jobs(2, 3, || Ok(0)).unwrap();
+        assert!(room.take_jobs(2, 3, || Ok(0)).is_err());
+        room.have_come(2);
+        room.take_jobs(3, 3, || Ok(0)).unwrap();
+    }
+
+    #[test]
+    fn the_disk_is_asked_again_after_a_sixteenth_of_the_room_or_a_second() {
+        let room = Room::default();
+        let asked = std::cell::Cell::new(0);
+        let take = |blocks: u64| {
+            room.take_bytes(blocks * 4096, 4096, || {
+                asked.set(asked.get() + 1);
+                Ok(4096 * 161)
+            })
+            .unwrap();
+            asked.get()
+        };
+        assert_eq!((take(5), take(4)), (1, 1));
+        assert_eq!(take(2), 2);
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(take(1), 3);
+    }
+
+    #[test]
+    fn an_empty_file_takes_nothing_and_any_other_whole_blocks() {
+        assert_eq!([0, 1, 4096, 4097].map(on_disk), [0, 4096, 4096, 8192]);
+    }
+}

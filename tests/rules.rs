@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fail::FailScenario;
-use pacchettino::{Claim, CrashDetection, Error, Job, JobRef, KeepPolicy, Kinds, Order, Outcome, Queue, State};
+use pacchettino::{Claim, CrashDetection, Due, Error, Job, JobRef, KeepPolicy, Kinds, Order, Outcome, Queue, State};
 
 /// A token of nobody's in these tests, and a PID that no process has (Linux goes no further than 4194304).
 const FOREIGN: &str = "aaaaaaaaaa";
@@ -1278,4 +1278,75 @@ fn a_verdict_of_a_pass_whose_flush_fails_is_told_and_tried_again() {
     fail::remove("flush: fails");
     world.look();
     assert!(world.names("processing").is_empty());
+}
+
+// Rules 19 and 20: pause and cancel.
+
+#[test]
+fn a_job_claimed_while_the_queue_is_paused_goes_back() {
+    let world = World::new();
+    let job = world.send("a");
+    fail::cfg("pause: no lag", "return").unwrap();
+    let paused = world.path("paused");
+    let file = paused.clone();
+    fail::cfg_callback("claim: taken", move || drop(fs::write(&file, ""))).unwrap();
+    assert!(claim(&world.queue).is_none());
+    assert_eq!(world.status(&job), Some(State::Queued));
+    fs::remove_file(&paused).unwrap();
+    let mut pass = world.queue.pass(Kinds::ANY, Order::Fifo).unwrap();
+    assert!(world.queue.claim_next(&mut pass).unwrap().is_none());
+    assert_eq!(world.status(&job), Some(State::Queued));
+    assert!(world.names("processing").is_empty());
+    fail::remove("claim: taken");
+    fs::remove_file(&paused).unwrap();
+    assert!(claim(&world.queue).is_some());
+}
+
+#[test]
+fn who_saw_that_a_queue_is_not_paused_looks_again_after_a_second_also_in_the_middle_of_a_claim() {
+    let world = World::new();
+    let job = world.send("a");
+    let paused = world.path("paused");
+    fail::cfg_callback("claim: taken", move || {
+        fs::write(&paused, "").unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+    })
+    .unwrap();
+    assert!(claim(&world.queue).is_none());
+    assert_eq!(world.status(&job), Some(State::Queued));
+}
+
+#[test]
+fn a_job_that_becomes_due_while_it_is_cancelled_is_found_where_it_went() {
+    let world = World::new();
+    let id = world.queue.send(b"a", Due::after(Duration::from_secs(3600)).unwrap()).unwrap();
+    let job = Job::parse(OsStr::new(&format!("raw-{id}"))).unwrap();
+    for place in ["cancel: listed", "cancel: looked"] {
+        let home = world.home.path().to_owned();
+        fail::cfg_callback(place, move || {
+            for entry in fs::read_dir(home.join("scheduled")).unwrap() {
+                let entry = entry.unwrap();
+                let name = entry.file_name().into_string().unwrap();
+                fs::rename(entry.path(), home.join("queued").join(&name[14..])).unwrap();
+            }
+        })
+        .unwrap();
+        assert!(world.queue.cancel(&JobRef::Id(id)).unwrap());
+        assert_eq!(world.status(&job), None);
+        fail::remove(place);
+        fs::write(world.path("scheduled").join(format!("9000000000000-raw-{id}")), "a").unwrap();
+    }
+}
+
+#[test]
+fn a_job_that_is_claimed_while_it_is_cancelled_is_its_claimers() {
+    let world = World::new();
+    let job = world.send("a");
+    let (home, name) = (world.home.path().to_owned(), job.entry());
+    fail::cfg_callback("cancel: looked", move || {
+        fs::rename(home.join("queued").join(&name), home.join("taken")).unwrap();
+    })
+    .unwrap();
+    assert!(!world.queue.cancel(&JobRef::Entry(job)).unwrap());
+    assert!(world.path("taken").exists());
 }

@@ -504,6 +504,82 @@ def cleanup(place: Place, open: Open, tell: Tell) -> Iterator[None]:
 
 
 @scenario()
+def send_data_within_limits(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    lay_job(place, "queued/raw-{}", "two")
+    queue = open(max_queued=2, min_free=1)
+    yield
+    queue.send_data(CONTENT["one"])
+    tell("returned", "one")
+
+
+@scenario()
+def send_file_within_limits(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    queue, file = open(max_queued=1, min_free=1), put(place.beside)
+    yield
+    queue.send_file(file)
+    tell("returned", "one")
+
+
+@scenario()
+def pause(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    lay_job(place, "queued/raw-{}")
+    queue = handle(open(), tell)
+    yield
+    queue.pause()
+    assert queue.paused
+    assert not queue.receive_one()
+
+
+@scenario()
+def resume(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    lay_job(place, "queued/raw-{}")
+    queue = handle(open(), tell)
+    queue.pause()
+    yield
+    queue.resume()
+    queue.receive_one()
+    tell("returned", "one")
+
+
+@scenario()
+def cancel(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    id = lay_job(place, "queued/raw-{}")
+    lay_job(place, "queued/raw-{}", "two")
+    queue = open()
+    yield
+    assert queue.cancel(id)
+    tell("returned", "one")
+
+
+@scenario()
+def cancel_of_a_file(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    id = lay_job(place, "queued/fle-{}-name")
+    queue = open()
+    yield
+    assert queue.cancel(id)
+    tell("returned", "one")
+
+
+@scenario()
+def cancel_of_what_is_scheduled(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    id = lay_job(place, "scheduled/9000000000000-fle-{}-name")
+    queue = open()
+    yield
+    assert queue.cancel(id)
+    tell("returned", "one")
+
+
+@scenario()
+def stats(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    lay_job(place, "queued/raw-{}")
+    lay_job(place, "scheduled/9000000000000-raw-{}", "two")
+    queue = open()
+    yield
+    found = queue.stats()
+    assert (found.queued, found.scheduled, found.processing) == (1, 1, 0)
+
+
+@scenario()
 def looks(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     lay_job(place, "queued/raw-{}")
     id = lay_job(place, "success/fle-{}-name", "two")
@@ -587,6 +663,7 @@ def check_after_deaths(place: Place, scenario: Scenario, course: Course, facts: 
         assert found in allowed, f"{job} is {found}, not {allowed}"
     handled: list[str] = []
     with Pacchettino(place.base) as queue:
+        queue.resume()
         handle(queue, lambda what, job, again: handled.append(job)).receive()
     assert sorted(handled) == sorted(job for job, found in settled.items() if "queued" in found)
     assert place.leftovers() == {}

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import PATIENCE, lay_down, new_id
@@ -87,6 +88,7 @@ def status(queue: Pacchettino) -> Run:
 OPERATIONS = {
     "`send_data`": (send_data, "", 1),
     "`send_data`, durable": (send_data, "durable", 1),
+    "`send_data`, `max_queued` and `min_free`": (send_data, "limited", 1),
     "`send_many` of ten, for each": (send_many, "", 10),
     "`send_many` of ten, durable, for each": (send_many, "durable", 10),
     "`receive` of data, for each": (receive, "", 1),
@@ -106,7 +108,8 @@ def measured(prepare: Callable[[Pacchettino], Run], setting: str, base: Path) ->
 
     def steps(tell: Tell) -> Iterator[None]:
         keep = KeepPolicy.NONE if setting == "none" else KeepPolicy.ALL
-        queue = Pacchettino(base, keep, durable=setting == "durable", fifo=True)
+        limits: dict[str, Any] = {"max_queued": 1000, "min_free": 1} if setting == "limited" else {}
+        queue = Pacchettino(base, keep, durable=setting == "durable", fifo=True, **limits)
         run = prepare(queue)
         yield
         run(queue, tell)

@@ -116,7 +116,7 @@ SPACE = "copy_file_range fsync mkdir mkdirat openat renameat2 write"
 WATCH = "eventfd2 inotify_add_watch inotify_init1"
 
 CAN_FAIL = {
-    errno.EIO: f"{PATHS} close copy_file_range fsync getdents64 read write",
+    errno.EIO: f"{PATHS} close copy_file_range fsync getdents64 read statfs write",
     errno.ENOSPC: f"{SPACE} inotify_add_watch",
     errno.EDQUOT: SPACE,
     errno.EMFILE: "eventfd2 inotify_init1 openat",
@@ -179,6 +179,7 @@ def run(scenario: Scenario, place: Place, failing: int = 0, error: int = 0) -> E
         tell("ended")
         with handle(open(), tell) as queue:
             queue.send_data(CONTENT["later"])
+            queue.resume()
             queue.receive()
             tell("went on", len(entries(Path("/proc/self/fd"))))
         for queue in queues:

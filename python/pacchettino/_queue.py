@@ -211,9 +211,7 @@ class Pacchettino:
         source, wait = _path(path, "path"), finite_seconds(delay, "delay")
         return with_room(lambda: self._core.send_file(source, bool(copy), name, wait), block)
 
-    def send_many(
-        self, items: Iterable[str | Buffer], *, delay: Duration = 0, block: Duration | None = 0
-    ) -> list[str]:
+    def send_many(self, items: Iterable[str | Buffer], *, delay: Duration = 0, block: Duration | None = 0) -> list[str]:
         """Send many data jobs, in order; cheaper than a loop, far cheaper when `durable`. Returns their ids.
 
         All items are checked, then all are written, then all are published. Where there is no room for all of them,

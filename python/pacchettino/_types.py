@@ -68,7 +68,7 @@ class NotKeptError(PacchettinoError):
     """This queue's keep policy deletes the jobs that were asked for, so there is nothing to count or to find."""
 
 
-class QueueFull(PacchettinoError):  # noqa: N818 - as in the standard library's `queue.Full`
+class QueueFull(PacchettinoError):
     """There is no room for a job: `max_queued` jobs wait, or the disk has less than `min_free` bytes. None was sent."""
 
 
