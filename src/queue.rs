@@ -773,8 +773,8 @@ impl Queue {
         })
     }
 
-    /// Pauses the queue, for all processes, until [`resume`](Self::resume): what is held is finished, and no job is handed
-    /// to anybody later than a second after this returns, in this process not any more.
+    /// Pauses the queue, for all processes, until [`resume`](Self::resume): what is held is finished, and nobody takes
+    /// a job later than a second after this returns, in this process not any more.
     ///
     /// # Errors
     /// [`Error::Io`]

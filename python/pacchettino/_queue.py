@@ -401,7 +401,7 @@ class Pacchettino:
         """Have no more jobs taken, by any process, until `resume`; also after a restart.
 
         Who holds a job finishes it, and its `receive` ends then; who waits goes on waiting. In this process no job is
-        handed out once this has returned, in others at the latest a second after. Sending goes on, and programs that
+        taken once this has returned, in others at the latest a second after. Sending goes on, and programs that
         know nothing of pauses (those built on the D library) go on taking jobs.
         """
         self._core.pause()
