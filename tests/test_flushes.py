@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pacchettino import KeepPolicy, Pacchettino, Result
+from pacchettino import KeepPolicy, Pacchettino, Result, Status
 from syscalls import Tell, needs_traps, trap
 
 pytestmark = needs_traps
@@ -52,6 +52,9 @@ FLUSHES: dict[str, tuple[Work, KeepPolicy, int]] = {
     "receive, again": (handled(Result.RETRY, receive_all), KeepPolicy.ALL, 3 * JOBS),
     "requeue_all": (lambda queue: queue.requeue_all(), KeepPolicy.ALL, 1),
     "cleanup": (lambda queue: queue.cleanup(KeepPolicy.FAILED), KeepPolicy.ALL, 1),
+    "cancel": (lambda queue: [queue.cancel(job.id) for job in queue.jobs(Status.QUEUED)], KeepPolicy.ALL, JOBS),
+    "pause": (lambda queue: queue.pause(), KeepPolicy.ALL, 1),
+    "pause and resume": (lambda queue: [queue.pause(), queue.resume()], KeepPolicy.ALL, 2),
 }
 """What is done with a hundred jobs, waiting or failed, and how many flushes all of it makes."""
 
@@ -65,7 +68,7 @@ def calls_of(base: Path, name: str, *, durable: bool) -> list[str]:
         if name in {"requeue_all", "cleanup"}:
             queue.send_many(["x"] * JOBS)
             handled(Result.FAILED, receive_all)(queue)
-        elif "receive" in name:
+        elif "receive" in name or name == "cancel":
             queue.send_many(["x"] * JOBS)
         yield
         work(queue)

@@ -135,7 +135,7 @@ def test_threads_of_a_process_keep_the_limit_together(queue_dir: Path) -> None:
             sender.start()
         for sender in senders:
             finish_thread(sender)
-        # A job that another thread is sending may be counted twice: the last one may be refused too early, never too late.
+        # A job that another thread is sending may be counted twice: the last may be refused too early, never too late.
         assert limit - threads < queue.count_queued() <= limit
         fill(queue)
         assert queue.count_queued() == limit
