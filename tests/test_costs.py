@@ -131,6 +131,18 @@ def test_an_operation_makes_the_system_calls_that_the_table_says(name: str, quic
     assert row == (f"{found.total() / jobs:g}", calls)
 
 
+def test_few_sends_of_a_limited_queue_read_its_directories(quick_dir: Path) -> None:
+    def program(tell: Tell) -> Iterator[None]:
+        queue = Pacchettino(quick_dir / "queue", max_queued=16_000)
+        yield
+        for _ in range(1_500):
+            queue.send_data("a")
+
+    calls = Counter(trap(program))
+    assert calls["renameat2"] == 1_501  # and one of the lock file
+    assert calls["getdents64"] <= 2 * 2 * 3  # two directories, each read to its end, with the first job and the 1,001st
+
+
 # Bulk
 
 

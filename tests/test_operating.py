@@ -75,6 +75,7 @@ def test_a_pause_holds_for_other_instances_and_after_a_restart(queue_dir: Path) 
         assert job.data == b"a"
 
 
+@pytest.mark.needs("kernel events")
 def test_all_processes_stop_within_a_second_and_finish_what_they_hold(queue: Pacchettino, tmp_path: Path) -> None:
     jobs = queue.send_many(["a"] * 5_000)
     ledger = Ledger(tmp_path / "ledger")
@@ -128,7 +129,7 @@ def test_who_waits_in_another_thread_goes_on(queue: Pacchettino) -> None:
     assert taken == [True]
 
 
-@pytest.mark.needs("/proc")
+@pytest.mark.needs("kernel events", "/proc")
 def test_who_waits_for_the_end_of_a_pause_takes_next_to_nothing(queue: Pacchettino) -> None:
     queue.pause()
     queue.send_many(["a"] * 100)
