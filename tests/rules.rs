@@ -1303,6 +1303,17 @@ fn a_job_claimed_while_the_queue_is_paused_goes_back() {
 }
 
 #[test]
+fn of_a_paused_queue_no_job_is_even_touched() {
+    let world = World::new();
+    world.send("a");
+    world.queue.pause().unwrap();
+    fail::cfg("claim: entered", "panic").unwrap();
+    assert!(claim(&world.queue).is_none());
+    let mut pass = world.queue.pass(Kinds::ANY, Order::Fifo).unwrap();
+    assert!(world.queue.claim_next(&mut pass).unwrap().is_none());
+}
+
+#[test]
 fn who_saw_that_a_queue_is_not_paused_looks_again_after_a_second_also_in_the_middle_of_a_claim() {
     let world = World::new();
     let job = world.send("a");

@@ -142,9 +142,11 @@ def test_who_waits_for_the_end_of_a_pause_takes_next_to_nothing(queue: Pacchetti
 
 
 def test_time_goes_on_for_a_paused_queue(queue: Pacchettino) -> None:
+    queue.pause()
+    assert queue.claim() is None
     dead = new_id()
     lay_down(queue.base_dir, {f"processing/raw-{dead}.{'a' * 10}/raw".encode(): b"half"})
-    queue.pause()
+    assert queue.claim() is None
     due = queue.send_data("a", delay=0.01)
     assert queue.claim(timeout=0.2) is None
     assert (queue.status(due), queue.status(dead)) == (Status.QUEUED, Status.INTERRUPTED)
