@@ -11,8 +11,9 @@ from pacchettino._types import Duration, QueueFull, seconds
 
 T = TypeVar("T")
 
-# How often who waits for room looks again.
+# How often who waits for room looks again; less often where a look takes so long that this would be all that it did.
 POLL = 0.05
+REST = 10
 
 
 def checked_limit(value: object, what: str, least: int) -> int:
@@ -31,10 +32,11 @@ def with_room(send: Callable[[], T], block: Duration | None) -> T:
     wait = math.inf if block is None else seconds(block, "block")
     end = time.monotonic() + wait
     while True:
+        began = time.monotonic()
         try:
             return send()
         except QueueFull:
-            left = end - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= end:
                 raise
-        time.sleep(min(POLL, left))
+        time.sleep(min(max(POLL, REST * (now - began)), end - now))
