@@ -1342,7 +1342,7 @@ fn a_job_that_becomes_due_while_it_is_cancelled_is_found_where_it_went() {
             }
         })
         .unwrap();
-        assert!(world.queue.cancel(&JobRef::Id(id)).unwrap());
+        assert!(world.queue.cancel(&JobRef::Entry(job.clone())).unwrap());
         assert_eq!(world.status(&job), None);
         fail::remove(place);
         fs::write(world.path("scheduled").join(format!("9000000000000-raw-{id}")), "a").unwrap();
