@@ -64,7 +64,9 @@ def test_what_there_is_no_room_for_is_not_sent(
     with Pacchettino(queue_dir, max_queued=2) as queue:
         queue.send_data("one")
         queue.send_data("two", delay=60)  # is counted as well
-        with pytest.raises(QueueFull, match=r"^2 job\(s\) wait; max_queued is 2$") as raised:
+        with pytest.raises(
+            QueueFull, match=r"^2 job\(s\) wait; max_queued is 2; block=SECONDS waits for room$"
+        ) as raised:
             send(queue, source)
         assert isinstance(raised.value, PacchettinoError)
         assert not isinstance(raised.value, OSError)
@@ -213,7 +215,8 @@ def test_a_disk_is_not_filled_beyond_what_must_be_free(small_filesystem: Path) -
         assert fill(queue, 20 * KIB) > 10
         assert 512 * KIB <= free(small_filesystem) < (512 + 20) * KIB
         with pytest.raises(
-            QueueFull, match=r"^\d+ bytes are free on the disk, and 20480 are needed; min_free is 524288$"
+            QueueFull,
+            match=r"^\d+ bytes are free on the disk, and 20480 are needed; min_free is 524288; block=SECONDS waits for room$",
         ):
             queue.send_data(b"x" * 20 * KIB)
         job = queue.claim()

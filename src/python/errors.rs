@@ -48,7 +48,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         }
         Error::Full { .. } => {
             let class = py.import("pacchettino._types")?.getattr("QueueFull")?;
-            PyErr::from_value(class.call1((text,))?)
+            PyErr::from_value(class.call1((format!("{text}; block=SECONDS waits for room"),))?)
         }
         Error::Name { .. } | Error::TooLate | Error::TooMany { .. } | Error::Closed => PyValueError::new_err(text),
         Error::Inherited | Error::Stopped => PyRuntimeError::new_err(text),
