@@ -8,8 +8,10 @@
 //! | rename `queued/<job>` into it: **the claim** | an orphan, which recovery moves to `interrupted/` |
 //! | durable: `fsync` of it and of `processing/`, before anybody is told | the same |
 //! | the handler | the same |
+//! | of what is no success: the record of the attempt | the same, and a record: see `history.rs` |
 //! | rename to the verdict's directory, or unlink: **the settle** | the job settled, and an empty directory |
 //! | durable: `fsync` of that directory | the same |
+//! | the record's mark | the same |
 //! | `rmdir` | the job settled |
 //!
 //! Of a pass, the flush of a verdict comes after those of the next job's claim, which leave it little to do ([`Unflushed`]).
@@ -22,10 +24,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::error::{At, Error, Result};
-use crate::job::{Job, Token};
+use crate::history::{self, Ended, Past, Record, Why};
+use crate::job::{Due, Job, Token, unix_now};
 use crate::layout::{self, Layout};
 use crate::notice::Notice;
 use crate::owner::Owner;
@@ -86,7 +89,10 @@ impl Claim {
             moved: false,
             reuse,
             pass: terms.pass.map(Arc::clone),
-            _owner: owner,
+            past: OnceLock::new(),
+            why: None,
+            recorded: None,
+            owner,
         };
         let claim = Self { held: Some(held) };
         claim.confirm(&layout)
@@ -110,7 +116,7 @@ impl Claim {
         match confirmed {
             Ok(true) => Ok(Attempt::Won(self)),
             not => {
-                self.finish(Outcome::Retry(None))?;
+                self.finish(Outcome::Retry(None), None)?;
                 not.map(|_| Attempt::Blocked)
             }
         }
@@ -173,9 +179,37 @@ impl Claim {
     /// [`Error::Unsettled`] if the disk does not take it now: the job stays claimed, and the verdict is tried again
     /// whenever this process looks for jobs; if the process ends before, the job is interrupted.
     /// [`Error::Inherited`] in a forked child, which changes nothing.
-    pub fn settle(mut self, outcome: Outcome) -> Result<()> {
+    pub fn settle(self, outcome: Outcome) -> Result<()> {
+        self.settle_because(outcome, Why::default())
+    }
+
+    /// The same, with what is to be said of it in the job's history if it is no success. That the history can't be written
+    /// is told, and keeps no job from its verdict.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn settle_because(mut self, outcome: Outcome, why: Why) -> Result<()> {
         self.held()?;
-        self.finish(outcome)
+        self.finish(outcome, Some(why))
+    }
+
+    /// Puts the job back as if nothing had been: that is no attempt.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn put_back(mut self) -> Result<()> {
+        self.held()?;
+        self.finish(Outcome::Retry(None), None)
+    }
+
+    /// Which attempt at the job this is, from 1: as often as it was claimed and begun since it was sent or requeued. Its
+    /// history is read when this is first asked for.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the history can't be read, [`Error::Inherited`] in a forked child.
+    pub fn attempt(&self) -> Result<u32> {
+        let held = self.held()?;
+        Ok(held.past(&held.shared.layout())?.attempts.saturating_add(1))
     }
 
     /// Whether this process made the claim, and not the one that it was forked from.
@@ -188,13 +222,14 @@ impl Claim {
         self.held.as_ref().filter(|held| held.shared.is_ours()).ok_or(Error::Inherited)
     }
 
-    fn finish(&mut self, outcome: Outcome) -> Result<()> {
+    fn finish(&mut self, outcome: Outcome, why: Option<Why>) -> Result<()> {
         let Some(mut held) = self.held.take() else { return Ok(()) };
         if !held.shared.is_ours() {
             // Nothing of the parent's is touched, not even its memory.
             std::mem::forget(held);
             return Ok(());
         }
+        held.why = why;
         match held.pass.take() {
             Some(pass) => pass.settle(held, outcome),
             None => held.settle(outcome, false).map(drop).map_err(|source| held.keep(outcome, source)),
@@ -204,7 +239,11 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if let Err(error) = self.finish(Outcome::Interrupted)
+        if self.held.is_none() {
+            return; // it has its verdict
+        }
+        let why = Why { reason: Some("dropped without a verdict".into()), traceback: None };
+        if let Err(error) = self.finish(Outcome::Interrupted, Some(why))
             && let Error::Unsettled { source } = error
         {
             // The verdict is kept and tried again; nobody is there to be told.
@@ -344,8 +383,14 @@ pub(crate) struct Held {
     /// Under which token the directory may be another claim's afterwards, if nothing happens that forbids it.
     reuse: Option<Token>,
     pass: Option<Arc<Unflushed>>,
+    /// What is recorded of the job, once somebody asks.
+    past: OnceLock<Box<Past>>,
+    /// What is to be recorded of this attempt.
+    why: Option<Why>,
+    /// Under which number it was, if its record has no mark yet.
+    recorded: Option<u64>,
     /// Held so that the lock file outlives the claim.
-    _owner: Owner,
+    owner: Owner,
 }
 
 impl Held {
@@ -378,6 +423,9 @@ impl Held {
         let target = self.keep.keeps(state).then(|| layout.dir(state));
         let processing = layout.dir(State::Processing);
         if !self.moved {
+            if target.is_some() {
+                self.record(&layout, outcome);
+            }
             let file = self.job.claimed_name();
             let done = match target {
                 Some(target) => self.dir.rename(file, target, &entry).at(|| target.path().join(&entry)),
@@ -386,6 +434,7 @@ impl Held {
             match done {
                 Err(_) if self.has_lost_its_file() => {
                     self.reuse = None; // somebody knows it
+                    self.recorded = None; // it did not come true
                     self.tell_gone();
                 }
                 done => done?,
@@ -402,6 +451,7 @@ impl Held {
             layout.flush(state)?;
         }
         step!("settle: flushed");
+        self.finish_record(&layout, target.is_some());
         let is_kept = self.give_back(processing, goes_on);
         if !is_kept {
             self.remove(processing)?;
@@ -417,6 +467,56 @@ impl Held {
             self.shared.leave(&self.job);
         }
         Ok(true)
+    }
+
+    fn past(&self, layout: &Layout) -> Result<&Past> {
+        if let Some(past) = self.past.get() {
+            return Ok(past);
+        }
+        let past = Past::of(layout, &self.job, None)?;
+        if past.is_known {
+            self.shared.knows_history_of(&self.job);
+        }
+        Ok(self.past.get_or_init(|| Box::new(past)))
+    }
+
+    /// Records the attempt, unless that was done, or it succeeds.
+    fn record(&mut self, layout: &Layout, outcome: Outcome) {
+        let Some(why) = &self.why else { return };
+        let (ended, due) = match outcome {
+            Outcome::Success => return,
+            Outcome::Failed => (Ended::Failed, None),
+            Outcome::Interrupted => (Ended::Interrupted, None),
+            Outcome::Retry(due) => (Ended::Retry, due.or_else(|| Due::at(unix_now()))),
+        };
+        let recorded = self.past(layout).and_then(|past| {
+            let mut record = Record::new(past.attempts.saturating_add(1), ended);
+            record.due = due;
+            record.owner = Some(self.owner.name());
+            record.interruptions = past.interruptions;
+            record.why = why.clone();
+            history::record(layout, &self.job, past, &record, self.durable)
+        });
+        match recorded {
+            Ok(number) => {
+                self.shared.knows_history_of(&self.job);
+                (self.recorded, self.why) = (Some(number), None);
+            }
+            Err(error) => self.shared.tell_unrecorded(&self.job, &error),
+        }
+        step!("settle: recorded");
+    }
+
+    /// Marks the record of the attempt; of a job that is deleted, all its records go.
+    fn finish_record(&mut self, layout: &Layout, is_kept: bool) {
+        let done = match self.recorded.take() {
+            Some(number) => history::mark(layout, &self.job, number),
+            None if !is_kept && self.shared.forgets_history_of(&self.job) => history::remove(layout, &self.job),
+            None => Ok(()),
+        };
+        if let Err(error) = done {
+            self.shared.tell_failed(&error);
+        }
     }
 
     /// Leaves the directory to the next claim, where rule 11 lets it; under its name, if that follows at once.
@@ -455,7 +555,7 @@ impl Held {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).at(path),
             _ => {
                 self.tell_gone();
-                self.moved = true;
+                (self.moved, self.recorded) = (true, None);
             }
         }
         Ok(layout)

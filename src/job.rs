@@ -8,6 +8,7 @@
 //! | `<job>.<owner>` | a claim's directory |
 //! | `<job>.left-<n>` | one that was a claim's, and holds what somebody put beside the job |
 //! | `<uuid>-<owner>`, `owner-<token>` | our files in `tmp/` |
+//! | `<number>`, `<number>.settled` | records of attempts at a job, in `history/<job>/` |
 //!
 //! Names are bytes: whatever a file name may hold is kept. What does not parse is no job of ours and is left alone.
 
@@ -236,6 +237,11 @@ impl Due {
         }
     }
 
+    /// That time since 1970, if a name can hold it.
+    pub(crate) fn at(since_1970: Duration) -> Option<Self> {
+        u64::try_from(since_1970.as_millis()).ok().filter(|&due| due <= LAST_DUE).map(Self)
+    }
+
     /// How long it is until then.
     pub(crate) fn remaining(self) -> Duration {
         Duration::from_millis(self.0).saturating_sub(unix_now())
@@ -301,7 +307,7 @@ impl Token {
 }
 
 impl OwnerName {
-    fn parse(text: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         if let Some(token) = Token::parse(text) {
             return Some(Self::Token(token));
         }
@@ -350,6 +356,22 @@ pub(crate) fn parse_temporary(entry: &OsStr) -> Option<Temporary> {
         [b'-', owner @ ..] => OwnerName::parse(owner).map(Temporary::Ours),
         _ => None,
     }
+}
+
+const SETTLED: &str = ".settled";
+
+/// The name of a record of an attempt, in the job's directory in `history/`; marked once the job is settled as it says.
+pub(crate) fn record_entry(number: u64, is_settled: bool) -> OsString {
+    format!("{number}{}", if is_settled { SETTLED } else { "" }).into()
+}
+
+/// The number of a record, and whether it is marked.
+pub(crate) fn parse_record(entry: &OsStr) -> Option<(u64, bool)> {
+    let entry = entry.as_encoded_bytes();
+    let digits = entry.strip_suffix(SETTLED.as_bytes());
+    // Of so few digits that there always is a next one.
+    let number = parse_digits(digits.unwrap_or(entry)).filter(|&number| entry[0] != b'0' && number < 1 << 60)?;
+    Some((number, digits.is_some()))
 }
 
 /// A new id: a version-7 UUID (RFC 9562), greater than all that this process made before, whatever the clock does. One
@@ -514,6 +536,16 @@ mod tests {
         let data = parse(&format!("raw-{ID}")).unwrap();
         assert!(!JobRef::Entry(data.clone()).means(&parse(&format!("fle-{ID}-raw")).unwrap()));
         assert!(JobRef::Entry(data.clone()).means(&data));
+    }
+
+    #[test]
+    fn a_record_has_one_name_unmarked_and_one_marked() {
+        for (number, is_settled) in [(1, false), (1, true), ((1 << 60) - 1, true)] {
+            assert_eq!(parse_record(&record_entry(number, is_settled)), Some((number, is_settled)));
+        }
+        for no_record in ["", "01", "+1", "1.", ".settled", "1.settled.settled", "1152921504606846976", "notes.txt"] {
+            assert_eq!(parse_record(OsStr::new(no_record)), None, "{no_record}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::sys::{self, Dir, Identity};
 
 const TMP: &str = "tmp";
 const OWNERS: &str = "owners";
+const HISTORY: &str = "history";
 
 /// The file that says, by being there, that the queue is paused.
 const PAUSED: &str = "paused";
@@ -18,6 +19,8 @@ const PAUSED: &str = "paused";
 /// A queue's directories, open. They are reached through their handles from then on, so that nothing that is done to
 /// the path above them leads a job astray.
 pub(crate) struct Layout {
+    /// The queue's directory itself.
+    home: Dir,
     /// In the order of [`State::ALL`].
     states: [Dir; State::ALL.len()],
     /// Of these, in the same order.
@@ -47,6 +50,7 @@ impl Layout {
             tmp: open(TMP)?,
             owners: open(OWNERS)?,
             identities: Vec::new(),
+            home,
         };
         layout.identities = layout.all().map(|dir| dir.identity().at(|| dir.path().into())).collect::<Result<_>>()?;
         Ok(layout)
@@ -76,6 +80,29 @@ impl Layout {
         self.flushes[place].run(flush).at(|| dir.path().into())
     }
 
+    /// Where the attempts at jobs are recorded, if one ever was.
+    pub(crate) fn history(&self) -> Result<Option<Dir>> {
+        find_dir(self.intact_home()?, OsStr::new(HISTORY))
+    }
+
+    /// The same, made if it is missing: most queues never need it, and some are only looked at.
+    pub(crate) fn make_history(&self) -> Result<Dir> {
+        open_or_make(self.intact_home()?, OsStr::new(HISTORY))
+    }
+
+    /// The queue's directory, unless somebody closed it in this process: its descriptor may be another directory's by now.
+    fn intact_home(&self) -> Result<&Dir> {
+        if self.home.is_intact() {
+            return Ok(&self.home);
+        }
+        Err(io::Error::from(io::ErrorKind::NotFound)).at(|| self.home.path().into())
+    }
+
+    /// Has the name of that directory flushed to the disk.
+    pub(crate) fn flush_home(&self) -> Result<()> {
+        self.home.sync().at(|| self.home.path().into())
+    }
+
     /// Which directories these are.
     pub(crate) fn identities(&self) -> &[Identity] {
         &self.identities
@@ -93,12 +120,13 @@ impl Layout {
 
     /// Whether they are open: somebody may have closed their descriptors in this process.
     pub(crate) fn is_intact(&self) -> bool {
-        self.all().all(Dir::is_intact)
+        self.home.is_intact() && self.all().all(Dir::is_intact)
     }
 
     /// Whether none of them was deleted, or replaced by another one at its path, as far as that can be seen.
     pub(crate) fn is_whole_at(&self, base: &Path) -> bool {
-        self.all().all(|dir| dir.is_linked().unwrap_or(true))
+        self.home.is_intact()
+            && self.all().all(|dir| dir.is_linked().unwrap_or(true))
             && self.all_at(base).all(|(here, there)| match sys::stat(&there) {
                 Ok(there) => there.identity == here,
                 Err(error) => error.kind() != io::ErrorKind::NotFound,
@@ -163,11 +191,19 @@ fn cant_be_flushed(kind: io::ErrorKind) -> bool {
     matches!(kind, PermissionDenied | InvalidInput | ReadOnlyFilesystem | Unsupported)
 }
 
-fn open_or_make(home: &Dir, name: &OsStr) -> Result<Dir> {
+/// Opens a directory in that one, if it is there.
+pub(crate) fn find_dir(home: &Dir, name: &OsStr) -> Result<Option<Dir>> {
+    match home.open_dir(name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some).at(|| home.path().join(name)),
+    }
+}
+
+/// Opens a directory in that one, and makes it if it is missing.
+pub(crate) fn open_or_make(home: &Dir, name: &OsStr) -> Result<Dir> {
     let path = || home.path().join(name);
-    match home.open_dir(name).at(path) {
-        Err(error) if error.is_not_found() => {}
-        opened => return opened,
+    if let Some(found) = find_dir(home, name)? {
+        return Ok(found);
     }
     match home.make_dir(name) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error).at(path)?,

@@ -50,6 +50,7 @@ mod error;
 mod flush;
 mod fork;
 mod handle;
+mod history;
 mod job;
 mod layout;
 mod limits;
@@ -73,6 +74,7 @@ mod python;
 
 pub use claim::Claim;
 pub use error::{Error, Result};
+pub use history::{Ended, Record, Why};
 pub use job::{Due, Job, JobRef, Kind, Kinds, LONGEST_NAME, OwnerName, Token, sent_at};
 pub use limits::Limits;
 pub use listing::Order;

@@ -1,8 +1,9 @@
 //! The queue as its users see it.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwapOption;
@@ -11,6 +12,7 @@ use uuid::Uuid;
 use crate::cancel::cancel;
 use crate::claim::{Attempt, Claim, Terms, Unflushed};
 use crate::error::{At, Error, Result};
+use crate::history::{self, Ended, Past, Record};
 use crate::job::{self, Due, Job, JobRef, Kinds, OwnerName};
 use crate::layout::{self, Layout};
 use crate::limits::{Limits, on_disk};
@@ -21,7 +23,7 @@ use crate::owner::{CrashDetection, Owner};
 use crate::pause;
 use crate::policy::{KeepPolicy, Outcome, State};
 use crate::publish::{Publisher, Transfer};
-use crate::recover;
+use crate::recover::{self, Fate};
 use crate::shared::Shared;
 use crate::stats::{Stats, stats};
 use crate::sys;
@@ -54,6 +56,9 @@ pub struct Queue {
     by_pid: AtomicBool,
     closed: AtomicBool,
     limits: Limits,
+    /// How often a job whose consumer died is put back, and after how many attempts it is no more.
+    put_back: AtomicU32,
+    most_attempts: AtomicU32,
     shared: ArcSwapOption<Shared>,
 }
 
@@ -243,6 +248,8 @@ impl Queue {
             by_pid: AtomicBool::new(detection == CrashDetection::Pid),
             closed: AtomicBool::new(false),
             limits: Limits::default(),
+            put_back: AtomicU32::new(0),
+            most_attempts: AtomicU32::new(u32::MAX),
             shared: ArcSwapOption::new(Some(shared)),
         };
         queue.set_durable(durable)?;
@@ -295,6 +302,13 @@ impl Queue {
     /// Sets how others notice that this process died, for the claims from now on.
     pub fn set_crash_detection(&self, detection: CrashDetection) {
         self.by_pid.store(detection == CrashDetection::Pid, Ordering::Relaxed);
+    }
+
+    /// Sets how often a job whose consumer died is put back by itself, unless that was its `most_attempts`th attempt. The
+    /// default is never: it stays interrupted.
+    pub fn set_put_back(&self, times: u32, most_attempts: u32) {
+        self.put_back.store(times, Ordering::Relaxed);
+        self.most_attempts.store(most_attempts, Ordering::Relaxed);
     }
 
     /// Ends the waits on this queue and lets go of what it holds. Later calls fail with [`Error::Closed`].
@@ -503,7 +517,7 @@ impl Queue {
         if matches!(is_paused, Ok(false)) {
             return Ok(Some(claim));
         }
-        claim.settle(Outcome::Retry(None))?;
+        claim.put_back()?;
         is_paused.map(|_| None)
     }
 
@@ -681,6 +695,14 @@ impl Queue {
         })
     }
 
+    /// What is recorded of a job: its attempts that did not simply succeed, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn history(&self, job: &JobRef) -> Result<Vec<Record>> {
+        self.showing(|shared| history::records(&shared.layout(), job))
+    }
+
     /// Puts a finished job back into the queue, whatever its end was; that of a consumer that died as well. Says whether
     /// there was one.
     ///
@@ -718,9 +740,11 @@ impl Queue {
         self.showing(|shared| {
             self.care(shared, Duration::ZERO)?;
             let layout = shared.layout();
+            let recorded = with_history(shared);
             // That they are files the listing told.
-            let (moved, fault) =
-                to_each(shared, list_kept(shared, which)?, |state, job| rename_back(&layout, state, job));
+            let (moved, fault) = to_each(shared, list_kept(shared, which)?, |state, job| {
+                self.requeue_from(shared, &layout, state, job, recorded.contains(&job.id()))
+            });
             if moved > 0 {
                 self.sync(&layout, State::Queued)?;
                 shared.wait.raise();
@@ -737,6 +761,7 @@ impl Queue {
         self.showing(|shared| {
             let layout = shared.layout();
             let now = SystemTime::now();
+            let recorded = with_history(shared);
             let (deleted, fault) = to_each(shared, list_kept(shared, which)?, |state, job| {
                 let (dir, entry) = (layout.dir(state), job.entry());
                 let path = || dir.path().join(&entry);
@@ -750,9 +775,15 @@ impl Queue {
                 }
                 match dir.remove_file(&entry) {
                     // gone, or something that is no job under a job's name
-                    Err(_) if dir.is_file(&entry).is_ok_and(|is_file| !is_file) => Ok(false),
-                    removed => removed.at(path).map(|()| true),
+                    Err(_) if dir.is_file(&entry).is_ok_and(|is_file| !is_file) => return Ok(false),
+                    removed => removed.at(path)?,
                 }
+                if recorded.contains(&job.id())
+                    && let Err(error) = history::remove(&layout, job)
+                {
+                    shared.tell_failed(&error);
+                }
+                Ok(true)
             });
             for state in which.states().filter(|_| deleted > 0) {
                 self.sync(&layout, state)?;
@@ -818,6 +849,15 @@ impl Queue {
         Terms { base: &self.base, keep: self.keep, durable: self.durable(), pass: None }
     }
 
+    fn fate(&self) -> Fate {
+        Fate {
+            keep: self.keep,
+            put_back: self.put_back.load(Ordering::Relaxed),
+            attempts: self.most_attempts.load(Ordering::Relaxed),
+            durable: self.durable(),
+        }
+    }
+
     /// Looks after what time does to the queue: promotes what is due, and, unless that was done so recently, settles what
     /// could not be settled before, recovers the jobs of the dead and sweeps up behind them. Says whether there may be
     /// more to claim now.
@@ -831,8 +871,11 @@ impl Queue {
                 self.reopen()?;
             }
             changed = shared.settle_again().0;
-            changed |= recover::recover(shared, self.keep, self.durable())?;
+            changed |= recover::recover(shared, self.fate())?;
             recover::sweep(shared)?;
+            if let Err(error) = recover::sweep_histories(shared, &mut care.histories) {
+                shared.tell_failed(&error);
+            }
             (care.last, care.took) = (Some(Instant::now()), begun.elapsed());
         }
         Ok(changed | recover::promote(shared, &mut care.schedule, self.durable())?)
@@ -938,12 +981,46 @@ impl Queue {
     fn move_back(&self, shared: &Shared, layout: &Layout, state: State, job: &Job) -> Result<bool> {
         let (dir, entry) = (layout.dir(state), job.entry());
         // It may be gone, or something that is no job under a job's name.
-        let moved = dir.is_file(&entry).at(|| dir.path().join(&entry))? && rename_back(layout, state, job)?;
+        let moved = dir.is_file(&entry).at(|| dir.path().join(&entry))?
+            && self.requeue_from(shared, layout, state, job, true)?;
         if moved {
             shared.wait.raise();
             self.sync(layout, State::Queued)?;
         }
         Ok(moved)
+    }
+
+    /// Puts a job back, and has its attempts counted anew if there may be a history of it.
+    fn requeue_from(
+        &self,
+        shared: &Shared,
+        layout: &Layout,
+        state: State,
+        job: &Job,
+        is_recorded: bool,
+    ) -> Result<bool> {
+        let number = if is_recorded { self.record_requeue(shared, layout, job) } else { None };
+        let moved = rename_back(layout, state, job);
+        if let Some(number) = number {
+            match moved {
+                Ok(true) => history::mark(layout, job, number),
+                _ => history::retract(layout, job, number),
+            }
+            .unwrap_or_else(|error| _ = shared.tell_failed(&error));
+        }
+        moved
+    }
+
+    fn record_requeue(&self, shared: &Shared, layout: &Layout, job: &Job) -> Option<u64> {
+        let recorded = Past::of(layout, job, None).and_then(|past| {
+            let mut record = Record::new(0, Ended::Requeued);
+            record.due = Due::at(record.at);
+            past.is_known.then(|| history::record(layout, job, &past, &record, self.durable())).transpose()
+        });
+        recorded.unwrap_or_else(|error| {
+            shared.tell_unrecorded(job, &error);
+            None
+        })
     }
 
     fn sync(&self, layout: &Layout, state: State) -> Result<()> {
@@ -982,6 +1059,15 @@ fn count_waiting(shared: &Shared) -> Result<u64> {
         visit_jobs(shared, state, |_| true, |_, _, _| count += 1)?;
     }
     Ok(count)
+}
+
+/// The jobs of which there are records. That they can't be listed keeps nobody from the jobs.
+fn with_history(shared: &Shared) -> HashSet<Uuid> {
+    let mut jobs = HashSet::new();
+    if let Err(error) = history::visit(&shared.layout(), |job| _ = jobs.insert(job.id())) {
+        shared.tell_failed(&error);
+    }
+    jobs
 }
 
 /// Whether a listed job waits no more. To look is far cheaper than to try.

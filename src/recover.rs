@@ -6,13 +6,17 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use uuid::Uuid;
+
 use crate::error::{At, Error, Result};
+use crate::history::{self, Ended, Past, Record};
 use crate::job::{self, Due, Job, OwnerName, Temporary, Token};
 use crate::layout::Layout;
+use crate::lookup::visit_jobs;
 use crate::notice::Notice;
 use crate::owner;
 use crate::policy::{KeepPolicy, State};
-use crate::shared::{Schedule, Shared};
+use crate::shared::{Histories, Schedule, Shared};
 use crate::sys::{self, Dir, FileKind, Reading};
 use crate::wait::rest_after;
 
@@ -25,9 +29,20 @@ const UNHEARD_OF: Duration = Duration::from_secs(60 * 60);
 /// How old a lock file that never got its name must be before it is its dead maker's.
 const UNBORN: Duration = Duration::from_secs(60);
 
-/// Moves the jobs of dead consumers to `interrupted/`, or deletes them where the policy does not keep those. Says whether
-/// a claim's directory was removed, which may have been in somebody's way.
-pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Result<bool> {
+/// What becomes of the jobs of the dead.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fate {
+    pub(crate) keep: KeepPolicy,
+    /// How often a job is put back.
+    pub(crate) put_back: u32,
+    /// After how many attempts it is put back no more.
+    pub(crate) attempts: u32,
+    pub(crate) durable: bool,
+}
+
+/// Moves the jobs of dead consumers to `interrupted/`, or back to `queued/` if they are to be tried again, or deletes them
+/// where the policy does not keep them. Says whether a claim's directory was removed, which may have been in somebody's way.
+pub(crate) fn recover(shared: &Shared, fate: Fate) -> Result<bool> {
     let layout = shared.layout();
     let processing = layout.dir(State::Processing);
     let (mut claims, mut spares) = (Vec::new(), Vec::new());
@@ -41,7 +56,7 @@ pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Resul
             }
         })
         .at(|| processing.path().into())?;
-    let recovery = Recovery { shared, layout: &layout, keep };
+    let recovery = Recovery { shared, layout: &layout, fate };
     let mut recovered = false;
     for claim in &claims {
         // One that can't be recovered (another user's, perhaps) keeps nobody from the others.
@@ -55,8 +70,11 @@ pub(crate) fn recover(shared: &Shared, keep: KeepPolicy, durable: bool) -> Resul
             shared.tell_stranger(processing, &name);
         }
     }
-    if recovered && durable {
+    if recovered && fate.durable {
         layout.flush(State::Interrupted)?;
+        if fate.put_back > 0 {
+            layout.flush(State::Queued)?;
+        }
         layout.flush(State::Processing)?;
     }
     Ok(recovered)
@@ -72,7 +90,7 @@ struct Found {
 struct Recovery<'a> {
     shared: &'a Shared,
     layout: &'a Layout,
-    keep: KeepPolicy,
+    fate: Fate,
 }
 
 impl Recovery<'_> {
@@ -159,27 +177,75 @@ impl Recovery<'_> {
             stat => stat.at(path)?,
         };
         step!("recover: looked");
-        let interrupted = self.layout.dir(State::Interrupted);
         let entry = claim.job.entry();
-        let keeps = self.keep.keeps(State::Interrupted);
-        let (done, fate) = if keeps {
-            (dir.rename(file, interrupted, &entry), "it is kept in interrupted/")
-        } else {
-            (dir.remove_file(file), "it is deleted, as the keep policy says")
+        let (state, recorded) = self.record(claim);
+        step!("recover: recorded");
+        let target = state.map(|state| self.layout.dir(state));
+        let done = match target {
+            Some(target) => dir.rename(file, target, &entry),
+            None => dir.remove_file(file),
         };
         match done {
             Ok(()) => {
                 let Found { job, owner, .. } = claim;
                 let id = job.id();
+                let fate = match state {
+                    Some(State::Queued) => "it is put back, to be tried again",
+                    Some(_) => "it is kept in interrupted/",
+                    None => "it is deleted, as the keep policy says",
+                };
                 self.shared.tell(Notice::new(format!("job {id} was interrupted: its consumer ({owner}) died; {fate}")));
+                let done = match (recorded, target) {
+                    (Some((number, _)), _) => history::mark(self.layout, job, number),
+                    (None, None) => history::remove(self.layout, job),
+                    (None, Some(_)) => Ok(()),
+                };
+                done.unwrap_or_else(|error| _ = self.shared.tell_failed(&error));
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound || sys::is_busy(&error) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound || sys::is_busy(&error) => {
+                if let Some((number, true)) = recorded {
+                    _ = history::retract(self.layout, &claim.job, number);
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                self.shared.tell_once(already_there(&path(), State::Interrupted));
+                self.shared.tell_once(already_there(&path(), state.unwrap_or(State::Interrupted)));
             }
-            Err(error) => return Err(error).at(|| if keeps { interrupted.path().join(&entry) } else { path() }),
+            Err(error) => return Err(error).at(|| target.map_or_else(path, |target| target.path().join(&entry))),
         }
         Ok(())
+    }
+
+    /// Says where an orphan goes, if it is kept, and records that: under which number, and whether just now. A job is only
+    /// put back if that is recorded, or one that kills whoever takes it would never come to rest.
+    fn record(&self, claim: &Found) -> (Option<State>, Option<(u64, bool)>) {
+        let Found { job, owner, .. } = claim;
+        let kept = self.fate.keep.keeps(State::Interrupted).then_some(State::Interrupted);
+        let recorded = Past::of(self.layout, job, Some(*owner)).and_then(|past| {
+            let mut record = Record::new(past.attempts.saturating_add(1), Ended::Interrupted);
+            let again = past.interruptions < self.fate.put_back && record.attempt < self.fate.attempts;
+            if !again && kept.is_none() {
+                return Ok((None, None));
+            }
+            record.due = if again { Due::at(record.at) } else { None };
+            record.owner = Some(*owner);
+            record.interruptions = past.interruptions + u32::from(again);
+            record.why.reason = Some("its consumer died".into());
+            let state = if again { Some(State::Queued) } else { kept };
+            match &past.pending {
+                // Who looked before did not come to move it.
+                Some((number, before)) if before.ended == Ended::Interrupted && before.due.is_some() == again => {
+                    Ok((state, Some((*number, false))))
+                }
+                _ => history::record(self.layout, job, &past, &record, self.fate.durable).map(|number| {
+                    self.shared.knows_history_of(job);
+                    (state, Some((number, true)))
+                }),
+            }
+        });
+        recorded.unwrap_or_else(|error| {
+            self.shared.tell_unrecorded(job, &error);
+            (kept, None)
+        })
     }
 
     fn processing(&self) -> &Dir {
@@ -354,6 +420,86 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
         lives(OwnerName::Token(token)); // which removes a dead one's
     }
     Ok(())
+}
+
+/// For how long `history/` is left alone after a look.
+fn history_rest() -> Duration {
+    #[cfg(feature = "failpoints")]
+    fail::fail_point!("sweep: histories at once", |_| Duration::ZERO);
+    Duration::from_secs(10)
+}
+
+/// How many jobs are looked for at a time.
+const MOST_LOOKED_FOR: usize = 100;
+
+/// Deletes the records of jobs that are gone, by another program or by a process that died before it came to that.
+///
+/// A job may move between two looks, and so be seen nowhere. Its records go when it was nowhere twice, apart in time, and
+/// nothing was recorded of it in between.
+pub(crate) fn sweep_histories(shared: &Shared, histories: &mut Histories) -> Result<()> {
+    if histories.rests_until.is_some_and(|end| Instant::now() < end) {
+        return Ok(());
+    }
+    let (begun, layout) = (Instant::now(), shared.layout());
+    histories.rests_until = begun.checked_add(history_rest());
+    let mut next: BinaryHeap<Job> = BinaryHeap::new();
+    let listed = shared.list_histories(|job| {
+        if histories.last.as_ref().is_none_or(|last| job > *last) {
+            next.push(job);
+            if next.len() > MOST_LOOKED_FOR {
+                next.pop();
+            }
+        }
+    });
+    match listed {
+        // Those who may can sweep up.
+        Err(error) if error.kind() == Some(io::ErrorKind::PermissionDenied) => return Ok(()),
+        listed => listed?,
+    }
+    let next = next.into_sorted_vec();
+    histories.last = next.last().filter(|_| next.len() == MOST_LOOKED_FOR).cloned();
+    let mut absent: HashMap<Uuid, Job> = HashMap::new();
+    for job in next {
+        if !is_in_its_place(&layout, &job)? {
+            absent.insert(job.id(), job);
+        }
+    }
+    for state in [State::Processing, State::Scheduled] {
+        if !absent.is_empty() {
+            let mut found = Vec::new();
+            visit_jobs(shared, state, |job| absent.contains_key(&job.id()), |job, _, _| found.push(job.id()))?;
+            absent.retain(|id, _| !found.contains(id));
+        }
+    }
+    for (id, job) in absent {
+        let before = histories.absent_before.get(&id);
+        let forgotten = history::changed(&layout, &job).and_then(|changed| match changed {
+            changed if changed.is_some() && changed.as_ref() == before => history::remove(&layout, &job),
+            changed => {
+                histories.absent.extend(changed.map(|changed| (id, changed)));
+                Ok(())
+            }
+        });
+        // One that can't be removed (another user's, perhaps) keeps nobody from the others.
+        forgotten.unwrap_or_else(|error| _ = shared.tell_failed(&error));
+    }
+    if histories.last.is_none() {
+        histories.absent_before = std::mem::take(&mut histories.absent);
+    }
+    histories.rests_until = Instant::now().checked_add(history_rest().max(rest_after(begun.elapsed())));
+    Ok(())
+}
+
+/// Whether a job is in one of the directories in which its name is known.
+fn is_in_its_place(layout: &Layout, job: &Job) -> Result<bool> {
+    let entry = job.entry();
+    for state in [State::Queued, State::Success, State::Failed, State::Interrupted] {
+        let dir = layout.dir(state);
+        if dir.is_file(&entry).at(|| dir.path().join(&entry))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether an owner is this process or lives. The table is asked at this moment, and not kept locked for the rest: a token

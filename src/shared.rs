@@ -19,6 +19,7 @@ use uuid::Uuid;
 use crate::claim::{Unflushed, Unsettled};
 use crate::error::{At, Error, Result};
 use crate::fork::{self, PerProcess};
+use crate::history;
 use crate::job::{Due, Job, OwnerName};
 use crate::layout::{self, Layout};
 use crate::limits::Room;
@@ -58,6 +59,8 @@ pub(crate) struct Shared {
     /// Whether so much was told once that no more of it is.
     told_all: AtomicBool,
     listings: [Mutex<Listing>; 2],
+    /// Jobs of which there are records in `history/`, as far as this process knows: no job that succeeds is asked for them.
+    histories: Mutex<HashSet<Uuid>>,
     pub(crate) care: Mutex<Care>,
     pub(crate) pause: Pause,
     pub(crate) room: Room,
@@ -74,6 +77,19 @@ pub(crate) struct Care {
     pub(crate) took: Duration,
     /// When the next job of `scheduled/` is due, if that was read since it last changed.
     pub(crate) schedule: Schedule,
+    pub(crate) histories: Histories,
+}
+
+/// What is known of `history/` that may have to be swept up.
+#[derive(Default)]
+pub(crate) struct Histories {
+    /// Until when it is not to be read again.
+    pub(crate) rests_until: Option<Instant>,
+    /// The last job that was looked for. The next look goes on from there.
+    pub(crate) last: Option<Job>,
+    /// Jobs that were nowhere, and when something was last recorded of each: in the round before, and in this one.
+    pub(crate) absent_before: HashMap<Uuid, SystemTime>,
+    pub(crate) absent: HashMap<Uuid, SystemTime>,
 }
 
 impl Care {
@@ -131,6 +147,9 @@ fn over_after() -> Duration {
     Duration::from_secs(60)
 }
 
+/// Of how many jobs it is known that there are records. Those of others go when they are swept up.
+const MOST_HISTORIES: usize = 100_000;
+
 /// How many verdicts that the disk does not take a process may have and go on claiming.
 const MOST_UNSETTLED: usize = 8;
 
@@ -165,6 +184,7 @@ impl Shared {
             spares: Spares::default(),
             told_all: AtomicBool::new(false),
             listings: Default::default(),
+            histories: Mutex::default(),
             care: Mutex::default(),
             pause: Pause::default(),
             room: Room::default(),
@@ -328,6 +348,33 @@ impl Shared {
         taken >= MOST_TAKEN || unsettled.len() - taken >= MOST_UNSETTLED
     }
 
+    /// There are records of that job.
+    pub(crate) fn knows_history_of(&self, job: &Job) {
+        Self::know(&mut locked(&self.histories), job);
+    }
+
+    fn know(histories: &mut HashSet<Uuid>, job: &Job) {
+        if histories.len() < MOST_HISTORIES {
+            histories.insert(job.id());
+        }
+    }
+
+    /// There are to be none any more. Says whether there may be some.
+    pub(crate) fn forgets_history_of(&self, job: &Job) -> bool {
+        locked(&self.histories).remove(&job.id())
+    }
+
+    /// Learns of which jobs there are records by a listing.
+    pub(crate) fn list_histories(&self, mut visit: impl FnMut(Job)) -> Result<()> {
+        // Locked meanwhile, or what another thread learns would be forgotten.
+        let mut known = locked(&self.histories);
+        known.clear();
+        history::visit(&self.layout(), |job| {
+            Self::know(&mut known, &job);
+            visit(job);
+        })
+    }
+
     /// For the verdicts of a pass.
     pub(crate) fn start_pass(&self) -> Arc<Unflushed> {
         let pass = Arc::default();
@@ -382,6 +429,12 @@ impl Shared {
     pub(crate) fn tell_failed(&self, error: &Error) -> bool {
         self.tell_trouble(error, Notice::new(error.to_string()));
         false
+    }
+
+    /// An attempt could not be recorded.
+    pub(crate) fn tell_unrecorded(&self, job: &Job, error: &Error) {
+        let id = job.id();
+        self.tell_trouble(error, Notice::new(format!("job {id}: this attempt is not in its history: {error}")));
     }
 
     /// Something in a directory of the queue that is none of its files. It is left where it is.

@@ -74,10 +74,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def find(directory: Path) -> list[str]:
-    """List the files below a queue, sorted, relative to it, but for the lock files in `owners/`."""
+    """List the files below a queue, sorted, relative to it, but for lock files, and records of attempts."""
     files = (Path(folder, name) for folder, _, names in os.walk(directory) for name in names)
     found = (file.relative_to(directory).as_posix() for file in files)
-    return sorted(name for name in found if not name.startswith("owners/"))
+    return sorted(name for name in found if not name.startswith(("owners/", "history/")))
 
 
 def finish_thread(thread: threading.Thread, timeout: float = 30) -> None:

@@ -144,11 +144,14 @@ def _content(path: Path) -> bytes:
 
 
 def files(base: Path) -> dict[bytes, bytes]:
-    """Give the content of each file of a queue, by its path below the queue's directory; lock files are left out."""
+    """Give the content of each file of a queue, by its path below the queue's directory.
+
+    Lock files and the records of attempts are left out.
+    """
     return {
         path: content
         for path, (kind, content) in everything(base).items()
-        if kind == "file" and not path.startswith(b"owners/")
+        if kind == "file" and not path.startswith((b"owners/", b"history/"))
     }
 
 

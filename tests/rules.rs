@@ -12,7 +12,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fail::FailScenario;
-use pacchettino::{Claim, CrashDetection, Due, Error, Job, JobRef, KeepPolicy, Kinds, Order, Outcome, Queue, State};
+use pacchettino::{
+    Claim, CrashDetection, Due, Ended, Error, Job, JobRef, KeepPolicy, Kinds, Order, Outcome, Queue, State, Transfer,
+};
 
 /// A token of nobody's in these tests, and a PID that no process has (Linux goes no further than 4194304).
 const FOREIGN: &str = "aaaaaaaaaa";
@@ -920,6 +922,163 @@ fn rule_16_a_child_does_not_keep_the_lock_of_a_dead_owner_that_is_being_judged()
     nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
     nix::sys::wait::waitpid(child, None).unwrap();
     assert_eq!(kept, Vec::<PathBuf>::new());
+}
+
+/// What is recorded of a job: attempt, ending, and whether it is marked.
+fn history(queue: &Queue, job: &Job) -> Vec<(u32, Ended, bool)> {
+    let records = queue.history(&JobRef::Entry(job.clone())).unwrap();
+    records.into_iter().map(|record| (record.attempt, record.ended, record.is_settled)).collect()
+}
+
+#[test]
+fn rule_21_an_attempt_is_recorded_then_settled_then_marked() {
+    let world = World::new();
+    let job = world.send("work");
+    let claim = claim(&world.queue).unwrap();
+    let (recorded, moved) = (Stop::at("settle: recorded", "slow"), Stop::at("settle: moved", "slow"));
+    let slow = thread("slow", move || claim.settle(Outcome::Failed));
+    recorded.reached();
+    assert_eq!(history(&world.queue, &job), [(1, Ended::Failed, false)]);
+    assert_eq!(world.status(&job), Some(State::Processing));
+    recorded.go();
+    moved.reached();
+    assert_eq!(history(&world.queue, &job), [(1, Ended::Failed, false)]);
+    assert_eq!(world.status(&job), Some(State::Failed));
+    moved.go();
+    slow.join().unwrap().unwrap();
+    assert_eq!(history(&world.queue, &job), [(1, Ended::Failed, true)]);
+}
+
+#[test]
+fn rule_21_recovery_records_before_it_moves_and_who_comes_after_a_crash_records_no_second_time() {
+    for put_back in [0, 1] {
+        let world = World::new();
+        world.queue.set_put_back(put_back, u32::MAX);
+        let job = world_job(1);
+        world.lay_claim(&job, FOREIGN, Some("work"));
+        let stop = Stop::at("recover: recorded", "slow");
+        let slow = world.claim_in_thread("slow");
+        stop.reached();
+        let recorded = [(1, Ended::Interrupted, false)];
+        assert_eq!(history(&open(world.home.path()), &job), recorded);
+        // As after a crash, a process that decides alike finds the record, and one that decides otherwise makes its own.
+        let orphan = format!("processing/{}.{FOREIGN}/raw", job.entry().display());
+        assert!(world.path(orphan).exists());
+        stop.go();
+        let claim = slow.join().unwrap();
+        assert_eq!(claim.is_some(), put_back > 0);
+        assert_eq!(history(&open(world.home.path()), &job), [(1, Ended::Interrupted, true)]);
+        assert!(claim.is_none_or(|claim| claim.attempt().unwrap() == 2));
+    }
+}
+
+#[test]
+fn rule_21_a_record_of_the_dead_that_was_left_unmarked_is_the_next_ones_too() {
+    let world = World::new();
+    let job = world_job(1);
+    world.lay_claim(&job, FOREIGN, Some("work"));
+    let dir = world.path("history").join(job.entry());
+    fs::create_dir_all(&dir).unwrap();
+    let at = "at: 2026-01-01T00:00:00Z";
+    let left = format!("attempt: 4\nended: interrupted\n{at}\nowner: {FOREIGN}\ninterruptions: 0\n");
+    fs::write(dir.join("7"), left).unwrap();
+    world.look();
+    assert_eq!(history(&world.queue, &job), [(4, Ended::Interrupted, true)]);
+    assert_eq!(world.status(&job), Some(State::Interrupted));
+}
+
+#[test]
+fn rule_21_of_two_recoveries_the_one_that_moved_nothing_takes_its_record_back() {
+    let world = World::new();
+    let job = world_job(1);
+    let orphan = world.lay_claim(&job, FOREIGN, Some("work"));
+    let stop = Stop::at("recover: recorded", "slow");
+    let slow = world.claim_in_thread("slow");
+    stop.reached();
+    fs::rename(orphan.join("raw"), world.path("interrupted").join(job.entry())).unwrap();
+    stop.go();
+    assert!(slow.join().unwrap().is_none());
+    assert_eq!(history(&world.queue, &job), []);
+}
+
+#[test]
+fn rule_21_a_record_gets_a_number_that_none_has_marked_or_not() {
+    let world = World::new();
+    let job = world.send("work");
+    let claim = claim(&world.queue).unwrap();
+    assert_eq!(claim.attempt().unwrap(), 1);
+    // Somebody who thought that this process was dead.
+    let dir = world.path("history").join(job.entry());
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("1.settled"), "theirs").unwrap();
+    fs::write(dir.join("2"), "theirs").unwrap();
+    claim.settle(Outcome::Failed).unwrap();
+    assert_eq!(world.names(&format!("history/{}", job.entry().display())), ["1.settled", "2", "3.settled"]);
+    assert_eq!(fs::read(dir.join("1.settled")).unwrap(), b"theirs");
+}
+
+/// Has a job fail, and its file taken away by another program.
+fn forgotten(world: &World) -> Job {
+    let job = world.send("work");
+    claim(&world.queue).unwrap().settle(Outcome::Failed).unwrap();
+    fs::rename(world.path("failed").join(job.entry()), world.path("elsewhere")).unwrap();
+    job
+}
+
+#[test]
+fn rule_21_a_history_goes_after_its_job_was_absent_twice_and_nothing_was_recorded_in_between() {
+    let world = World::new();
+    fail::cfg("sweep: histories at once", "return").unwrap();
+    let job = forgotten(&world);
+    world.look();
+    assert_eq!(history(&world.queue, &job).len(), 1, "it was absent once");
+    let place = world.path("failed").join(job.entry());
+    fs::rename(world.path("elsewhere"), &place).unwrap();
+    world.look();
+    fs::rename(&place, world.path("elsewhere")).unwrap();
+    world.look();
+    assert_eq!(history(&world.queue, &job).len(), 1, "it was back in between");
+    fs::write(world.path("history").join(job.entry()).join("2"), "").unwrap();
+    world.look();
+    assert_eq!(history(&world.queue, &job).len(), 1, "something was recorded in between");
+    world.look();
+    assert_eq!(history(&world.queue, &job), []);
+    assert!(world.names("history").is_empty());
+}
+
+#[test]
+fn rule_21_the_two_absences_are_apart_in_time() {
+    let world = World::new();
+    let job = forgotten(&world);
+    for _ in 0..5 {
+        world.look();
+    }
+    assert_eq!(history(&world.queue, &job).len(), 1);
+}
+
+#[test]
+fn rule_21_a_history_stays_wherever_its_job_is_and_however_many_there_are() {
+    let world = World::new();
+    fail::cfg("sweep: histories at once", "return").unwrap();
+    let name = OsStr::new("a name");
+    for number in 0..250 {
+        let file = world.path("file");
+        fs::write(&file, "work").unwrap();
+        world.queue.send_file(&file, Some(name), Transfer::Move, None, || true).unwrap();
+        let claim = claim(&world.queue).unwrap();
+        let job = claim.job().unwrap().clone();
+        let outcome = [Outcome::Failed, Outcome::Interrupted, Outcome::Retry(Some(Due(9_000_000_000_000)))][number % 3];
+        claim.settle(outcome).unwrap();
+        if number % 3 == 0 && number % 2 == 0 {
+            fs::rename(world.path("failed").join(job.entry()), world.path("success").join(job.entry())).unwrap();
+        }
+    }
+    let gone: Vec<_> = (0..3).map(|_| forgotten(&world)).collect();
+    for _ in 0..9 {
+        world.look();
+    }
+    assert_eq!(world.names("history").len(), 250);
+    assert!(gone.iter().all(|job| history(&world.queue, job).is_empty()));
 }
 
 #[test]

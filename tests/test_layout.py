@@ -271,7 +271,10 @@ def test_nothing_but_jobs_is_left_once_the_process_that_worked_it_off_has_ended(
         **{directory.encode(): ("directory", b"") for directory in DIRECTORIES},
         **{path: ("file", content) for path, content in WORKED_OFF.items()},
     }
-    assert everything(left) == everywhere
+    found = everything(left)
+    assert {path: what for path, what in found.items() if not path.startswith(b"history")} == everywhere
+    # Those that it found dead.
+    assert len([path for path in found if path.startswith(b"history/") and path.endswith(b"/1.settled")]) == 4
 
 
 @fixture_time

@@ -106,8 +106,8 @@ def peer(queue_dir: Path, source: Path) -> Iterator[Peer]:
 def test_all_descriptors_of_a_queue_are_closed_on_exec_and_none_is_a_standard_stream(peer: Peer) -> None:
     peer("job = queue.send_data('a') and queue.claim(timeout=60)")
     opened = peer("{number: file for number, file in open_files().items() if before.get(number) != file}")
-    # Six states, tmp, owners, a lock file, inotify and an eventfd, the claim's directory.
-    assert len(opened) == 12
+    # The queue's directory, six states, tmp, owners, a lock file, inotify and an eventfd, the claim's directory.
+    assert len(opened) == 13
     for number in opened:
         assert number > 2
         (flags,) = re.findall(r"flags:\s*(\d+)", Path(f"/proc/{peer.pid}/fdinfo/{number}").read_text())
@@ -287,7 +287,7 @@ def test_a_queue_goes_on_when_any_one_of_its_descriptors_becomes_another_file(
         warnings.simplefilter("ignore")
         its_own = [number for number, file in open_files().items() if before.get(number) != file]
     """)
-    assert len(peer("its_own")) == 11
+    assert len(peer("its_own")) == 12
     peer("for number in its_own: work_with(number)")
     assert stranger.read_bytes() == b"mine"
     assert not is_locked(stranger)

@@ -14,7 +14,7 @@ use crate::claim::Location;
 use crate::error::Error;
 use crate::policy::Outcome;
 use crate::wait::locked;
-use crate::{Job, job, queue};
+use crate::{Job, Why, history, job, queue};
 
 /// A claim, until it gets its verdict. Dropped without one it interrupts the job, or puts it back if nobody has begun
 /// with it; in a forked child it is inert.
@@ -52,8 +52,8 @@ impl Claim {
         f(&mut locked(&self.unsettled))
     }
 
-    fn settle(&self, py: Python<'_>, outcome: Outcome) -> PyResult<()> {
-        detached(py, || self.with(|claim| claim.take().map(|claim| claim.settle(outcome)).transpose()))?
+    fn settle(&self, py: Python<'_>, settle: impl FnOnce(crate::Claim) -> Result<(), Error> + Send) -> PyResult<()> {
+        detached(py, || self.with(|claim| claim.take().map(settle).transpose()))?
             .ok_or_else(|| PyRuntimeError::new_err("the job has its verdict already: there is one for each claim"))
     }
 }
@@ -115,24 +115,33 @@ impl Claim {
         self.begun.store(true, Ordering::Relaxed);
     }
 
+    fn attempt(&self, py: Python<'_>) -> PyResult<u32> {
+        detached(py, || self.with(|claim| claim.as_ref().map(crate::Claim::attempt).transpose()))?
+            .ok_or_else(|| PyRuntimeError::new_err("the job has its verdict already: ask for its attempt before that"))
+    }
+
     fn put_back(&self, py: Python<'_>) -> PyResult<()> {
-        self.settle(py, Outcome::Retry(None))
+        self.settle(py, crate::Claim::put_back)
     }
 
     fn succeed(&self, py: Python<'_>) -> PyResult<()> {
-        self.settle(py, Outcome::Success)
+        self.settle(py, |claim| claim.settle(Outcome::Success))
     }
 
-    fn fail(&self, py: Python<'_>) -> PyResult<()> {
-        self.settle(py, Outcome::Failed)
+    #[pyo3(signature = (reason=None, traceback=None))]
+    fn fail(&self, py: Python<'_>, reason: Option<String>, traceback: Option<String>) -> PyResult<()> {
+        self.settle(py, |claim| claim.settle_because(Outcome::Failed, Why { reason, traceback }))
     }
 
-    fn interrupt(&self, py: Python<'_>) -> PyResult<()> {
-        self.settle(py, Outcome::Interrupted)
+    #[pyo3(signature = (reason=None, traceback=None))]
+    fn interrupt(&self, py: Python<'_>, reason: Option<String>, traceback: Option<String>) -> PyResult<()> {
+        self.settle(py, |claim| claim.settle_because(Outcome::Interrupted, Why { reason, traceback }))
     }
 
-    fn retry(&self, py: Python<'_>, delay: f64) -> PyResult<()> {
-        self.settle(py, Outcome::Retry(due_after(delay)?))
+    #[pyo3(signature = (delay, reason=None, traceback=None))]
+    fn retry(&self, py: Python<'_>, delay: f64, reason: Option<String>, traceback: Option<String>) -> PyResult<()> {
+        let outcome = Outcome::Retry(due_after(delay)?);
+        self.settle(py, |claim| claim.settle_because(outcome, Why { reason, traceback }))
     }
 }
 
@@ -147,7 +156,7 @@ impl Drop for Claim {
             && !*self.begun.get_mut()
         {
             // A signal, most likely, came between the claim and its being handed over.
-            _ = claim.settle(Outcome::Retry(None)); // what fails is tried again
+            _ = claim.put_back(); // what fails is tried again
         }
     }
 }
@@ -213,5 +222,64 @@ impl Row {
     #[getter]
     fn owner(&self) -> Option<String> {
         self.0.owner.map(|owner| owner.to_string())
+    }
+}
+
+/// A record of a job's history.
+#[pyclass(frozen, module = "pacchettino._core")]
+pub(super) struct Record(pub(super) history::Record);
+
+#[pymethods]
+impl Record {
+    #[getter]
+    fn attempt(&self) -> u32 {
+        self.0.attempt
+    }
+
+    #[getter]
+    fn ended(&self) -> &'static str {
+        self.0.ended.name()
+    }
+
+    /// In Unix milliseconds.
+    #[getter]
+    fn at(&self) -> u64 {
+        self.0.at.as_millis().try_into().unwrap_or(u64::MAX)
+    }
+
+    /// In Unix milliseconds.
+    #[getter]
+    fn due(&self) -> Option<u64> {
+        self.0.due.map(|due| due.0)
+    }
+
+    #[getter]
+    fn host(&self) -> &str {
+        &self.0.host
+    }
+
+    #[getter]
+    fn pid(&self) -> u32 {
+        self.0.pid
+    }
+
+    #[getter]
+    fn owner(&self) -> Option<String> {
+        self.0.owner.map(|owner| owner.to_string())
+    }
+
+    #[getter]
+    fn reason(&self) -> Option<&str> {
+        self.0.why.reason.as_deref()
+    }
+
+    #[getter]
+    fn traceback(&self) -> Option<&str> {
+        self.0.why.traceback.as_deref()
+    }
+
+    #[getter]
+    fn is_settled(&self) -> bool {
+        self.0.is_settled
     }
 }

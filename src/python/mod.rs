@@ -15,7 +15,7 @@ mod core {
     #[pymodule_export]
     use super::detached::release_all;
     #[pymodule_export]
-    use super::job::{Claim, Jobs, Row};
+    use super::job::{Claim, Jobs, Record, Row};
     #[pymodule_export]
     use super::queue::{Pass, Queue, sent_at};
 

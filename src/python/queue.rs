@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyString};
 
 use super::detached::{attached, detached, is_exiting};
-use super::job::{Claim, Jobs};
+use super::job::{Claim, Jobs, Record};
 use crate::error::Error;
 use crate::job::{self, Due, JobRef, Kinds};
 use crate::policy::{KeepPolicy, State};
@@ -64,6 +64,10 @@ impl Queue {
     #[setter]
     fn set_by_pid(&self, by_pid: bool) {
         self.0.set_crash_detection(detection(by_pid));
+    }
+
+    fn set_put_back(&self, times: u32, most_attempts: u32) {
+        self.0.set_put_back(times, most_attempts);
     }
 
     fn close(&self, py: Python<'_>) {
@@ -187,6 +191,11 @@ impl Queue {
             (held.owner.to_string(), held.job.id().to_string(), milliseconds(since))
         });
         Ok((counts, stats.oldest.map(milliseconds), stats.next_due.map(|due| due.0), held.collect()))
+    }
+
+    fn history(&self, py: Python<'_>, job: &Bound<'_, PyString>) -> PyResult<Vec<Record>> {
+        let Some(job) = job_ref(job) else { return Ok(Vec::new()) };
+        Ok(detached(py, || self.0.history(&job))?.into_iter().map(Record).collect())
     }
 
     fn requeue(&self, py: Python<'_>, job: &Bound<'_, PyString>) -> PyResult<bool> {

@@ -362,6 +362,11 @@ pub(crate) fn pid() -> u32 {
     std::process::id()
 }
 
+/// This machine's name; empty where it does not tell.
+pub(crate) fn host() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// Whether a process lives. Without proof of the contrary it does: better to wait than to steal.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let Ok(raw) = i32::try_from(pid) else { return true };

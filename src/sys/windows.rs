@@ -408,6 +408,11 @@ pub(crate) fn pid() -> u32 {
     std::process::id()
 }
 
+/// This machine's name; empty where it does not tell.
+pub(crate) fn host() -> String {
+    std::env::var_os("COMPUTERNAME").map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// Whether a process lives. Without proof of the contrary it does: better to wait than to steal.
 pub(crate) fn is_alive(pid: u32) -> bool {
     // SAFETY: nothing is pointed to.
