@@ -21,7 +21,7 @@ use crate::lookup::{find_listed, has_known, list_kept, visit_jobs};
 use crate::notice::Notice;
 use crate::owner::{CrashDetection, Owner};
 use crate::pause;
-use crate::policy::{KeepPolicy, Outcome, State};
+use crate::policy::{KeepPolicy, State};
 use crate::publish::{Publisher, Transfer};
 use crate::recover::{self, Fate};
 use crate::shared::Shared;

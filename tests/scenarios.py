@@ -85,10 +85,13 @@ class Place:
         return copy
 
     def shape(self) -> frozenset[tuple[bytes, tuple[str, bytes]]]:
-        """Tell what is in it, whatever the ids, tokens and times."""
+        """Tell what is in it, whatever the ids, tokens and times; of a record of an attempt only that it is there."""
         names = re.compile(rb"(?P<id>%b)|(?<=[-./])(?P<token>%b)(?=$|/)|(?P<due>%b)-" % (ID, TOKEN, DUE))
         return frozenset(
-            (names.sub(lambda name: f"<{name.lastgroup}>".encode(), path), what)
+            (
+                names.sub(lambda name: f"<{name.lastgroup}>".encode(), path),
+                (what[0], b"" if b"history/" in path else what[1]),
+            )
             for directory in astuple(self)
             for path, what in everything(directory).items()
         )
@@ -283,6 +286,35 @@ def a_retry_later(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     return receiving(place, open(retry_delay=3600), tell, Result.RETRY)
 
 
+def tried(queue: Pacchettino, name: str = "one", verdict: Result = Result.RETRY) -> str:
+    """Send a job that was tried once, and has a history."""
+    id = queue.send_data(CONTENT[name])
+    handle(queue, lambda *fact: None, verdict).receive_one()
+    assert len(queue.history(id)) == 1
+    return id
+
+
+@scenario()
+def a_second_retry(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    queue = open(max_attempts=3)
+    tried(queue)
+    return receiving(place, queue, tell, Result.RETRY)
+
+
+@scenario()
+def giving_up(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    queue = open(max_attempts=2)
+    tried(queue)
+    return receiving(place, queue, tell, Result.RETRY)
+
+
+@scenario(KeepPolicy.NONE)
+def a_removal_of_what_was_tried_before(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    queue = open()
+    tried(queue)
+    return receiving(place, queue, tell)
+
+
 @scenario(KeepPolicy.NONE)
 def a_removal(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     lay_job(place, "queued/raw-{}")
@@ -440,6 +472,12 @@ def recovery_that_removes(place: Place, open: Open, tell: Tell) -> Iterator[None
 
 
 @scenario()
+def recovery_that_puts_back(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    lay_job(place, f"processing/raw-{{}}.{DEAD.decode()}/raw")
+    return looking(place, partial(open, interrupted_attempts=1))
+
+
+@scenario()
 def recovery_of_what_had_this_pid_before(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     lay_job(place, f"processing/raw-{{}}.{os.getpid()}/raw")
     return looking(place, partial(open, crash_detection=CrashDetection.PID))
@@ -491,6 +529,25 @@ def requeue_all(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     yield
     queue.requeue_all()
     tell("returned", "one", "two")
+
+
+@scenario()
+def requeue_of_what_was_tried_before(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    queue = open()
+    id = tried(queue, verdict=Result.FAILED)
+    yield
+    queue.requeue(id)
+    tell("returned", "one")
+
+
+@scenario()
+def cleanup_of_what_was_tried_before(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    queue = open()
+    id = tried(queue, verdict=Result.FAILED)
+    yield
+    queue.cleanup()
+    tell("returned", "one")
+    assert queue.history(id) == []
 
 
 @scenario()
@@ -589,6 +646,7 @@ def looks(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     assert queue.is_success(id)
     assert queue.count_all() == 2
     assert [job.id for job in queue.jobs(Status.SUCCESS)] == [id]
+    assert queue.history(id) == []
 
 
 @scenario()

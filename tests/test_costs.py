@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from helpers import PATIENCE, lay_down, new_id
-from pacchettino import KeepPolicy, Pacchettino, Status
+from pacchettino import KeepPolicy, Pacchettino, Result, Status
 from syscalls import Tell, needs_traps, trap
 
 pytestmark = needs_traps
@@ -141,6 +141,24 @@ def test_few_sends_of_a_limited_queue_read_its_directories(quick_dir: Path) -> N
     calls = Counter(trap(program))
     assert calls["renameat2"] == 1_501  # and one of the lock file
     assert calls["getdents64"] <= 2 * 2 * 3  # two directories, each read to its end, with the first job and the 1,001st
+
+
+def test_a_job_that_never_failed_costs_the_same_beside_others_that_did(quick_dir: Path) -> None:
+    def failed(queue: Pacchettino) -> Run:
+        queue.send_many(["x"] * 10)
+        queue.on_data_received(lambda id, data: Result.RETRY if queue.keep_policy is KeepPolicy.NONE else Result.FAILED)
+        for _ in range(10):
+            queue.receive_one()
+        for job in (queue.base_dir / "queued").iterdir():
+            job.rename(queue.base_dir / "failed" / job.name)
+        assert len([*(queue.base_dir / "history").iterdir()]) == 10
+        return receive_one(queue)
+
+    for setting in ("", "none"):
+        alone, beside = (
+            measured(run, setting, quick_dir / f"{run.__name__}{setting}") for run in (receive_one, failed)
+        )
+        assert beside == alone
 
 
 # Bulk

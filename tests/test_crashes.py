@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from helpers import entries, new_id
-from pacchettino import KeepPolicy, Pacchettino
+from pacchettino import KeepPolicy, Pacchettino, Status
 from scenarios import (
     CONTENT,
     SCENARIOS,
@@ -106,6 +106,42 @@ def test_a_second_death_before_any_call_of_the_recovery_changes_nothing_of_that(
                     assert found in course.ways(job) | recovered(course.ways(job), scenario.keep)
                 check_after_deaths(copy, scenario, course, facts)
             copy.remove()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_death_between_the_record_of_an_attempt_and_its_settle_leaves_one_attempt(
+    quick_dir: Path, durable: bool
+) -> None:
+    met = set()
+    for last in count(1):
+        base = quick_dir / str(last)
+
+        def program(tell: Tell, base: Path = base) -> Iterator[None]:
+            queue = Pacchettino(base, durable=durable, retry_delay=3600)
+            queue.send_data("work")
+            job = queue.claim()
+            assert job is not None
+            yield
+            job.retry()
+
+        calls = trap(program, lambda number, call, last=last: DEATH if number == last else None)
+        with Pacchettino(base) as queue:
+            assert queue.claim() is None  # it looks after the dead
+            (job,) = [*queue.jobs(Status.INTERRUPTED), *queue.jobs(Status.SCHEDULED)]
+            history = queue.history(job.id)
+            met.add((job.status, *((attempt.ended, attempt.settled) for attempt in history)))
+            assert {attempt.attempt for attempt in history} == {1}
+            job.path.rename(base / "queued" / job.entry)
+            with queue.claim() as again:  # type: ignore[union-attr]
+                assert again.attempt == 2
+        if len(calls) < last:
+            break
+    assert met == {
+        (Status.INTERRUPTED, ("interrupted", True)),
+        (Status.INTERRUPTED, ("retry", False), ("interrupted", True)),
+        (Status.SCHEDULED, ("retry", False)),
+        (Status.SCHEDULED, ("retry", True)),
+    }
 
 
 # An error

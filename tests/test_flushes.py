@@ -41,6 +41,12 @@ def send_one_by_one(queue: Pacchettino) -> None:
         queue.send_data("x")
 
 
+RECORD = 2
+"""The record of an attempt, and its directory."""
+
+FIRST_RECORD = RECORD + 2
+"""Beside that the directories above it."""
+
 FLUSHES: dict[str, tuple[Work, KeepPolicy, int]] = {
     "send_data": (send_one_by_one, KeepPolicy.ALL, 2 * JOBS),
     "send_many": (lambda queue: queue.send_many(["x"] * JOBS), KeepPolicy.ALL, JOBS + 1),
@@ -49,8 +55,8 @@ FLUSHES: dict[str, tuple[Work, KeepPolicy, int]] = {
     "receive_one, nothing kept": (handled(Result.SUCCESS, receive_one_by_one), KeepPolicy.NONE, 3 * JOBS),
     "receive": (handled(Result.SUCCESS, receive_all), KeepPolicy.ALL, 3 * JOBS),
     "receive, nothing kept": (handled(Result.FAILED, receive_all), KeepPolicy.NONE, 3 * JOBS),
-    "receive, again": (handled(Result.RETRY, receive_all), KeepPolicy.ALL, 3 * JOBS),
-    "requeue_all": (lambda queue: queue.requeue_all(), KeepPolicy.ALL, 1),
+    "receive, again": (handled(Result.RETRY, receive_all), KeepPolicy.ALL, (3 + FIRST_RECORD) * JOBS),
+    "requeue_all": (lambda queue: queue.requeue_all(), KeepPolicy.ALL, RECORD * JOBS + 1),
     "cleanup": (lambda queue: queue.cleanup(KeepPolicy.FAILED), KeepPolicy.ALL, 1),
     "cancel": (lambda queue: [queue.cancel(job.id) for job in queue.jobs(Status.QUEUED)], KeepPolicy.ALL, JOBS),
     "pause": (lambda queue: queue.pause(), KeepPolicy.ALL, 1),
@@ -94,3 +100,19 @@ def test_of_a_receive_the_flush_of_a_verdict_comes_after_those_of_the_next_claim
     calls = [call for call in calls_of(quick_dir, "receive", durable=True) if call in {"fsync", "renameat2"}]
     first, between, last = ["renameat2"], ["renameat2", "renameat2", *["fsync"] * 3], ["renameat2", "fsync"]
     assert calls == [*first, "fsync", "fsync", *between * (JOBS - 1), *last]
+
+
+def test_the_record_of_an_attempt_is_flushed_before_its_job_moves_and_marked_after_that_is_flushed(
+    quick_dir: Path,
+) -> None:
+    def program(tell: Tell) -> Iterator[None]:
+        queue = Pacchettino(quick_dir / "queue", durable=True)
+        queue.send_data("x")
+        job = queue.claim()
+        assert job is not None
+        yield
+        job.fail()
+
+    calls = [call for call in trap(program) if call in {"write", "fsync", "renameat2"}]
+    record, settle, mark = ["write", *["fsync"] * FIRST_RECORD], ["renameat2", "fsync"], ["renameat2"]
+    assert calls == [*record, *settle, *mark]

@@ -15,10 +15,12 @@ while queue.receive_one(timeout=None):
 ```
 """
 
-from pacchettino._job import Job
+from pacchettino._job import Job, current_job
 from pacchettino._queue import Pacchettino
+from pacchettino._retry import Backoff, Fail, Retry
 from pacchettino._stats import Consumer, HeldJob, Stats
 from pacchettino._types import (
+    Attempt,
     CrashDetection,
     JobInfo,
     KeepPolicy,
@@ -31,8 +33,11 @@ from pacchettino._types import (
 )
 
 __all__ = [
+    "Attempt",
+    "Backoff",
     "Consumer",
     "CrashDetection",
+    "Fail",
     "HeldJob",
     "Job",
     "JobInfo",
@@ -42,9 +47,11 @@ __all__ = [
     "PacchettinoError",
     "QueueFull",
     "Result",
+    "Retry",
     "SendError",
     "Stats",
     "Status",
+    "current_job",
 ]
 
 # Users see one module: in errors, in `help()`, in pickles.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import contextvars
 import warnings
 from datetime import datetime
 from pathlib import Path
@@ -10,31 +10,67 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pacchettino import _core
-from pacchettino._types import Duration, from_milliseconds, seconds
+from pacchettino._retry import Fail, Retry, Verdict, clean, logger, summary, told_at_length
+from pacchettino._types import Duration, Result, from_milliseconds
 
 if TYPE_CHECKING:
     from pacchettino._queue import Pacchettino
 
-logger = logging.getLogger("pacchettino")
+
+class Handling:
+    """A claim that a handler works on. It becomes a `Job` when somebody asks."""
+
+    __slots__ = ("claim", "job", "queue")
+
+    def __init__(self, claim: _core.Claim, queue: Pacchettino) -> None:
+        self.claim = claim
+        self.queue = queue
+        self.job: Job | None = None
+
+    def has_verdict(self) -> bool:
+        """Whether the handler gave it, through the job."""
+        return self.job is not None and self.claim.is_settled
+
+
+current: contextvars.ContextVar[Handling | Job | None] = contextvars.ContextVar("pacchettino", default=None)
+"""What is being handled in this thread or task."""
+
+
+def current_job() -> Job:
+    """The job that is being handled in this thread or task: by a handler, or in the block of a `with job:`.
+
+    `RuntimeError` where there is none. A verdict that a handler gives through it stands, whatever it returns.
+    """
+    handled = current.get()
+    if handled is None:
+        raise RuntimeError("no job is being handled here")
+    if isinstance(handled, Handling):
+        if handled.job is None:
+            handled.job = Job(handled.claim, handled.queue)
+        return handled.job
+    return handled
 
 
 class Job:
     """A job that this process has claimed: nobody else gets it.
 
     It ends by one of `succeed`, `fail`, `retry`, once. As a context manager it succeeds at the end of the block,
-    fails on an `Exception` and is interrupted by anything else, all of which go on; a verdict given inside stands.
+    fails on an `Exception` (is tried again, if that is one of the queue's `retry_on`) and is interrupted by anything
+    else, all of which go on, but for `Retry` and `Fail`, which end the block; a verdict given inside stands.
     Dropped without a verdict it is interrupted, with a `ResourceWarning`. If the process dies, the job is
     interrupted, as soon as another consumer looks.
 
     In a forked child the parent's job is inert: a verdict raises `RuntimeError`, dropping it does nothing.
     """
 
-    __slots__ = ("__weakref__", "_claim", "_data", "_queue")
+    __slots__ = ("__weakref__", "_attempt", "_claim", "_data", "_outer", "_queue")
 
     def __init__(self, claim: _core.Claim, queue: Pacchettino) -> None:
         self._claim = claim
         self._queue = queue
         self._data: bytes | None = None
+        self._attempt: int | None = None
+        self._outer: Handling | Job | None = None
         claim.begin()
 
     @property
@@ -73,6 +109,16 @@ class Job:
         return self._data
 
     @property
+    def attempt(self) -> int:
+        """Which attempt at the job this is: 1 for the first since it was sent or requeued.
+
+        Read from the job's history when first asked for; `RuntimeError` if that is after the verdict.
+        """
+        if self._attempt is None:
+            self._attempt = self._claim.attempt()
+        return self._attempt
+
+    @property
     def sent_at(self) -> datetime:
         """When it was sent, UTC."""
         sent = _core.sent_at(self.id)
@@ -90,37 +136,55 @@ class Job:
         self._claim.succeed()
 
     def fail(self, reason: str | None = None) -> None:
-        """The job can't be done: to `failed/`, or deleted where the keep policy says so. The reason is logged."""
-        self._claim.fail()
+        """The job can't be done: to `failed/`, or deleted where the keep policy says so.
+
+        The reason is logged, and kept in the job's history.
+        """
+        self._claim.fail(None if reason is None else clean(reason), None)
         if reason is not None:
             logger.warning("job %s failed: %s", self.id, reason, extra={"job_id": self.id})
 
-    def retry(self, delay: Duration | None = None) -> None:
+    def retry(self, delay: Duration | None = None, reason: str | None = None) -> None:
         """Once more, after `delay` (seconds or a `timedelta`; the queue's `retry_delay` if `None`).
 
-        Raises `ValueError` for a delay that no job's name can hold; the job then has no verdict yet.
+        After the queue's `max_attempts` attempts the job fails instead, which is logged. Raises `ValueError` for a
+        delay that no job's name can hold; the job then has no verdict yet.
         """
-        self._claim.retry(self._queue._retry_seconds if delay is None else seconds(delay, "delay"))
+        said = None if reason is None else clean(reason)
+        self._queue._attempts.retry(self._claim, Verdict(Result.RETRY, said, delay=delay))
 
     def __enter__(self) -> Job:
+        self._outer = current.get()
+        current.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    ) -> bool:
+        current.set(self._outer)
+        self._outer = None
+        is_verdict = isinstance(error, Retry | Fail)
         if self._claim.is_settled or not self._claim.is_ours:
-            return
+            return is_verdict
         if error is None:
             self.succeed()
-            return
+            return False
         try:
-            if isinstance(error, Exception):
-                self._claim.fail()
-            else:
-                self._claim.interrupt()
-        except OSError as unsettled:
+            self._settle_by(error)
+        except (OSError, ValueError) as unsettled:  # a retry in a year that no name can hold is a ValueError
             # The error of the block is the one to go on.
             logger.error("job %s could not be settled: %s", self.id, unsettled, extra={"job_id": self.id})
+        return is_verdict
+
+    def _settle_by(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            self._claim.interrupt(summary(error), told_at_length(error))
+            return
+        verdict = Verdict.of(error, self._queue.retry_on)
+        if verdict.result is Result.RETRY:
+            self._queue._attempts.retry(self._claim, verdict)
+        else:
+            self._claim.fail(verdict.reason, verdict.traceback)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Job can't be copied or pickled: it is this process's claim")
@@ -134,7 +198,7 @@ class Job:
                 source=self,
                 stacklevel=2,
             )
-            claim.interrupt()
+            claim.interrupt("dropped without a verdict", None)
 
     def __repr__(self) -> str:
         return f"<Job {self.entry!r}>"

@@ -12,16 +12,30 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from pacchettino import _core, _types
-from pacchettino._job import Job, logger
+from pacchettino._job import Handling, Job, current
 from pacchettino._limits import checked_limit, with_room
+from pacchettino._retry import (
+    Attempts,
+    Fail,
+    RetryDelay,
+    Verdict,
+    checked_delay,
+    clean,
+    count,
+    logger,
+    summary,
+    told_at_length,
+)
 from pacchettino._stats import Stats
 from pacchettino._types import (
     LAST_MILLISECOND,
+    Attempt,
     CrashDetection,
     Duration,
     JobInfo,
@@ -60,9 +74,14 @@ class Pacchettino:
         durable: Flush every change of state to the disk (`fsync` of file and directory) before anybody is told of
             it. A power cut then undoes nothing that a call returned from.
         crash_detection: How others notice that this process died.
-        retry_delay: How long a job waits whose handler returned `Result.RETRY`; seconds or a `timedelta`.
+        retry_delay: How long a job waits that is to be tried again: seconds, a `timedelta`, or what a callable makes of
+            the number of the attempt that just ended, such as a `Backoff`.
         fifo: Take jobs oldest first instead of in random order. With `Result.RETRY` and no delay one job can then
             keep the others waiting.
+        max_attempts: After how many attempts a job that is to be tried again fails instead; `None`: never.
+        retry_on: Types of exceptions that mean "again" when a handler raises them, instead of "failed".
+        interrupted_attempts: How many times a job whose consumer died is put back by itself, where this instance
+            finds it, before it stays `interrupted`. After `max_attempts` attempts it stays so in any case.
         max_queued: How many jobs may wait, scheduled ones included, before this instance sends no more (`QueueFull`).
             It counts only now and then: each other process that sends may be over it by a sixteenth.
         min_free: How many bytes must be free on the disk for a job to be sent.
@@ -84,14 +103,20 @@ class Pacchettino:
         *,
         durable: bool = False,
         crash_detection: CrashDetection = CrashDetection.LOCK_FILE,
-        retry_delay: Duration = 0,
+        retry_delay: RetryDelay = 0,
         fifo: bool = False,
+        max_attempts: int | None = None,
+        retry_on: tuple[type[Exception], ...] = (),
+        interrupted_attempts: int = 0,
         max_queued: int | None = None,
         min_free: int = 0,
     ) -> None:
         self._keep_policy = _keep_policy(keep_policy)
         self._fifo = bool(fifo)
-        self.retry_delay = retry_delay
+        most = None if max_attempts is None else count(max_attempts, "max_attempts", 1)
+        self._attempts = Attempts(most, checked_delay(retry_delay))
+        self._retry_on = _exceptions(retry_on)
+        self._interrupted_attempts = count(interrupted_attempts, "interrupted_attempts", 0)
         self._on_data: DataHandler | None = None
         self._on_file: FileHandler | None = None
         by_pid = _by_pid(crash_detection)
@@ -105,6 +130,7 @@ class Pacchettino:
             self._max_queued,
             self._min_free,
         )
+        self._core.set_put_back(self._interrupted_attempts, _NO_LIMIT if most is None else most)
         self._logging = _Logging(self._core)
 
     # Settings
@@ -143,16 +169,28 @@ class Pacchettino:
         self._core.by_pid = _by_pid(value)
 
     @property
-    def retry_delay(self) -> Duration:
-        """How long a job waits whose handler returned `Result.RETRY`. Can be set."""
-        return self._retry_delay
+    def retry_delay(self) -> RetryDelay:
+        """How long a job waits that is to be tried again. Can be set."""
+        return self._attempts.delay
 
     @retry_delay.setter
-    def retry_delay(self, value: Duration) -> None:
-        self._retry_seconds = finite_seconds(value, "retry_delay")
-        if self._retry_seconds > _LONGEST_DELAY:
-            raise ValueError("retry_delay is longer than a hundred years")
-        self._retry_delay = value
+    def retry_delay(self, value: RetryDelay) -> None:
+        self._attempts = Attempts(self._attempts.most, checked_delay(value))
+
+    @property
+    def max_attempts(self) -> int | None:
+        """After how many attempts a job that is to be tried again fails instead."""
+        return self._attempts.most
+
+    @property
+    def retry_on(self) -> tuple[type[Exception], ...]:
+        """Types of exceptions of a handler that mean "again"."""
+        return self._retry_on
+
+    @property
+    def interrupted_attempts(self) -> int:
+        """How many times a job whose consumer died is put back by itself."""
+        return self._interrupted_attempts
 
     @property
     def max_queued(self) -> int | None:
@@ -235,8 +273,9 @@ class Pacchettino:
     def on_data_received(self, handler: D) -> D:
         """Set the handler of data jobs: `handler(id, data)`. A decorator or a plain call; replaces the one before.
 
-        It returns `None` or `Result.SUCCESS`, `Result.FAILED` or `Result.RETRY`. An exception makes the job failed,
-        with the traceback logged.
+        It returns `None` or `Result.SUCCESS`, `Result.FAILED` or `Result.RETRY`, or raises `Retry` or `Fail`. Another
+        exception makes the job failed, with the traceback logged, or tried again, if it is one of `retry_on`.
+        `pacchettino.current_job()` is the job.
         """
         _check_handler(handler)
         self._on_data = handler
@@ -388,6 +427,13 @@ class Pacchettino:
             raise ValueError("no job can be listed as UNKNOWN")
         return map(JobInfo._of, self._core.jobs(status.value))
 
+    def history(self, id: str) -> list[Attempt]:
+        """Tell of a job's attempts that did not simply succeed, oldest first, the last hundred of them.
+
+        By its id or its entry name (for a file job the faster one). It goes with the job.
+        """
+        return [Attempt._of(record) for record in self._core.history(id)]
+
     def stats(self) -> Stats:
         """The queue in a few figures: counts, the oldest job that waits, the next that is due, who holds what.
 
@@ -427,7 +473,8 @@ class Pacchettino:
     def requeue(self, id: str) -> bool:
         """Put a failed, interrupted or successful job back into the queue. Returns whether there was one.
 
-        Looks first whether consumers have died, whose jobs are then interrupted.
+        Looks first whether consumers have died, whose jobs are then interrupted. Its attempts are counted anew; its
+        history stays.
         """
         return self._core.requeue(id)
 
@@ -463,10 +510,12 @@ class Pacchettino:
         self.close()
 
     def __repr__(self) -> str:
+        kinds = "".join(f"{kind.__name__}, " for kind in self.retry_on)[:-1]
         return (
             f"Pacchettino({str(self.base_dir)!r}, KeepPolicy.{self.keep_policy.name}, durable={self.durable}, "
             f"crash_detection={self.crash_detection!s}, retry_delay={self.retry_delay!r}, fifo={self.fifo}, "
-            f"max_queued={self.max_queued}, min_free={self.min_free})"
+            f"max_attempts={self.max_attempts}, retry_on=({kinds}), "
+            f"interrupted_attempts={self.interrupted_attempts}, max_queued={self.max_queued}, min_free={self.min_free})"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -477,6 +526,9 @@ class Pacchettino:
             self.crash_detection,
             self.retry_delay,
             self.fifo,
+            self.max_attempts,
+            self.retry_on,
+            self.interrupted_attempts,
             self.max_queued,
             self.min_free,
         )
@@ -509,35 +561,49 @@ class Pacchettino:
         if arguments is None:
             return
         assert handler is not None
+        handling, outer = Handling(claim, self), current.get()
         try:
+            current.set(handling)
             # Up to here a signal puts the job back as if nothing had been. From here on nobody can tell whether the
             # handler was entered, is in the middle, or has just returned.
             claim.begin()
             if not claim.is_ours:
                 return  # a signal's handler forked just now, and this is the child
-            verdict = handler(*arguments)
-        except Exception:
-            logger.exception("job %s failed", claim.id, extra={"job_id": claim.id})
-            verdict = Result.FAILED
-        except BaseException:
-            self._settle(claim, claim.interrupt)
+            returned = handler(*arguments)
+            verdict = _SUCCESS if returned is None else self._judge(claim, handler, returned)
+        except Exception as error:
+            verdict = Verdict.of(error, self._retry_on)
+            if verdict.result is Result.FAILED and not handling.has_verdict():
+                raised = None if isinstance(error, Fail) else error
+                said = f": {verdict.reason}" if isinstance(error, Fail) and verdict.reason is not None else ""
+                logger.error("job %s failed%s", claim.id, said, exc_info=raised, extra={"job_id": claim.id})
+        except BaseException as error:
+            if not handling.has_verdict():
+                self._settle(claim, partial(claim.interrupt, summary(error), told_at_length(error)))
             raise
-        if verdict is None or verdict is Result.SUCCESS:
-            self._settle(claim, claim.succeed)
-        elif verdict is Result.RETRY:
-            self._settle(claim, lambda: claim.retry(self._retry_seconds))
+        finally:
+            current.set(outer)
+        if handling.job is None or not handling.has_verdict():
+            self._settle(claim, claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict))
+
+    def _judge(self, claim: _core.Claim, handler: object, returned: object) -> Verdict:
+        """Take what a handler returned that is not `None`."""
+        if isinstance(returned, Result):
+            return Verdict(returned)
+        if inspect.iscoroutine(returned):
+            returned.close()
+        name = getattr(handler, "__qualname__", handler)
+        reason = f"handler {name} returned {returned!r}; it must return None or a pacchettino.Result"
+        logger.error("job %s failed: %s", claim.id, reason, extra={"job_id": claim.id})
+        return Verdict(Result.FAILED, clean(reason))
+
+    def _settle_by(self, claim: _core.Claim, verdict: Verdict) -> None:
+        if verdict.result is Result.SUCCESS:
+            claim.succeed()
+        elif verdict.result is Result.FAILED:
+            claim.fail(verdict.reason, verdict.traceback)
         else:
-            if verdict is not Result.FAILED:
-                if inspect.iscoroutine(verdict):
-                    verdict.close()
-                logger.error(
-                    "job %s failed: handler %s returned %r; it must return None or a pacchettino.Result",
-                    claim.id,
-                    getattr(handler, "__qualname__", handler),
-                    verdict,
-                    extra={"job_id": claim.id},
-                )
-            self._settle(claim, claim.fail)
+            self._attempts.retry(claim, verdict)
 
     def _read(self, claim: _core.Claim) -> tuple[str, bytes] | None:
         """Read a data job for its handler. One that can't be read fails, unless it is this process that can't."""
@@ -548,10 +614,7 @@ class Pacchettino:
             if size < _memory():
                 claim.put_back()
                 raise
-            logger.error(
-                "job %s failed: its %d bytes are more than the memory", claim.id, size, extra={"job_id": claim.id}
-            )
-            self._settle(claim, claim.fail)
+            self._fail_unread(claim, f"its {size} bytes are more than the memory")
             return None
         except RuntimeError:
             if claim.is_ours:
@@ -561,9 +624,12 @@ class Pacchettino:
             if error.errno in _LIMITS:
                 claim.put_back()
                 raise
-            logger.error("job %s failed: it can't be read: %s", claim.id, error, extra={"job_id": claim.id})
-            self._settle(claim, claim.fail)
+            self._fail_unread(claim, f"it can't be read: {error}")
             return None
+
+    def _fail_unread(self, claim: _core.Claim, reason: str) -> None:
+        logger.error("job %s failed: %s", claim.id, reason, extra={"job_id": claim.id})
+        self._settle(claim, partial(claim.fail, clean(reason)))
 
     def _settle(self, claim: _core.Claim, settle: Callable[[], None]) -> None:
         if not claim.is_ours:
@@ -618,7 +684,9 @@ _STATE_OF = {
 # Errors of a process or a machine that can't do more at the moment, and not of the job.
 _LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
-_LONGEST_DELAY = 100 * 365.25 * 24 * 3600
+_NO_LIMIT = 2**32 - 1
+
+_SUCCESS = Verdict(Result.SUCCESS)
 
 
 def _memory() -> float:
@@ -633,7 +701,8 @@ def _memory() -> float:
 
 
 def _reopen(kind: type[Pacchettino], settings: tuple[Any, ...]) -> Pacchettino:
-    base, keep_policy, durable, crash_detection, retry_delay, fifo, max_queued, min_free = settings
+    base, keep_policy, durable, crash_detection, retry_delay, fifo, *later = settings
+    max_attempts, retry_on, interrupted_attempts, max_queued, min_free = later
     return kind(
         base,
         keep_policy,
@@ -641,6 +710,9 @@ def _reopen(kind: type[Pacchettino], settings: tuple[Any, ...]) -> Pacchettino:
         crash_detection=crash_detection,
         retry_delay=retry_delay,
         fifo=fifo,
+        max_attempts=max_attempts,
+        retry_on=retry_on,
+        interrupted_attempts=interrupted_attempts,
         max_queued=max_queued,
         min_free=min_free,
     )
@@ -677,6 +749,14 @@ def _by_pid(value: CrashDetection) -> bool:
     if not isinstance(value, CrashDetection):
         raise TypeError(f"crash_detection must be a CrashDetection, not {type(value).__name__}")
     return value is CrashDetection.PID
+
+
+def _exceptions(value: object) -> tuple[type[Exception], ...]:
+    kinds = value if isinstance(value, tuple) else (value,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise TypeError(f"retry_on must be types of exceptions, such as (ConnectionError,), not {value!r}")
+    return kinds
 
 
 def _check_handler(handler: Any) -> None:

@@ -79,6 +79,47 @@ class SendError(PacchettinoError, OSError):
     """The ids of the jobs that exist, in the order of the items sent."""
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt at a job that did not simply succeed, as `Pacchettino.history` shows it."""
+
+    attempt: int
+    """Which attempt it was, from 1; 0 for a requeue, after which attempts are counted anew."""
+    ended: Literal["retry", "failed", "interrupted", "requeued"]
+    """How it ended. `"requeued"` is no attempt: somebody put the job back."""
+    at: datetime
+    """When, UTC."""
+    due: datetime | None
+    """When the next attempt was due, UTC; `None` if there was to be none."""
+    host: str
+    """The machine on which this was recorded."""
+    pid: int
+    """The process that recorded it; of a consumer that died, the one that noticed."""
+    owner: str | None
+    """Who held the job: a PID, or the name of a lock file in `owners/`."""
+    reason: str | None
+    """What was said of it, in a few words: at most a thousand characters."""
+    traceback: str | None
+    """The traceback of the exception, or its last 16,000 characters."""
+    settled: bool
+    """Whether the job was moved as this says. If not, its consumer died just then, before that or just after."""
+
+    @staticmethod
+    def _of(record: _core.Record) -> Attempt:
+        return Attempt(
+            record.attempt,
+            record.ended,
+            from_milliseconds(record.at),
+            None if record.due is None else from_milliseconds(record.due),
+            record.host,
+            record.pid,
+            record.owner,
+            record.reason,
+            record.traceback,
+            record.is_settled,
+        )
+
+
 class _Listed:
     """Has a place for what the core tells of a job, apart from the fields."""
 
