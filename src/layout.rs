@@ -34,7 +34,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// Opens the directories of the queue at `base` and makes those that are missing, but not `base` itself.
     pub(crate) fn open(base: &Path) -> Result<Self> {
-        let home = home(base)?;
+        let home = Dir::open(base).at(|| base.into())?;
         let [queued, processing, success, failed, interrupted, scheduled] = State::ALL.map(State::name);
         let open = |name| open_or_make(&home, OsStr::new(name));
         let mut layout = Self {
@@ -82,23 +82,23 @@ impl Layout {
 
     /// Where the attempts at jobs are recorded, if one ever was.
     pub(crate) fn history(&self) -> Result<Option<Dir>> {
-        find_dir(self.intact_home()?, OsStr::new(HISTORY))
+        find_dir(self.home()?, OsStr::new(HISTORY))
     }
 
     /// The same, made if it is missing: most queues never need it, and some are only looked at.
     pub(crate) fn make_history(&self) -> Result<Dir> {
-        open_or_make(self.intact_home()?, OsStr::new(HISTORY))
+        open_or_make(self.home()?, OsStr::new(HISTORY))
     }
 
     /// The queue's directory, unless somebody closed it in this process: its descriptor may be another directory's by now.
-    fn intact_home(&self) -> Result<&Dir> {
+    pub(crate) fn home(&self) -> Result<&Dir> {
         if self.home.is_intact() {
             return Ok(&self.home);
         }
         Err(io::Error::from(io::ErrorKind::NotFound)).at(|| self.home.path().into())
     }
 
-    /// Has the name of that directory flushed to the disk.
+    /// Has the names in the queue's directory flushed to the disk.
     pub(crate) fn flush_home(&self) -> Result<()> {
         self.home.sync().at(|| self.home.path().into())
     }
@@ -147,11 +147,6 @@ impl Layout {
 /// Where the jobs of a state are.
 pub(crate) fn state_path(base: &Path, state: State) -> PathBuf {
     base.join(state.name())
-}
-
-/// The queue's own directory.
-pub(crate) fn home(base: &Path) -> Result<Dir> {
-    Dir::open(base).at(|| base.into())
 }
 
 /// The name in it of the file that says that the queue is paused.

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::error::{At, Result};
-use crate::layout;
+use crate::layout::{self, Layout};
 use crate::sys;
 use crate::wait::locked;
 
@@ -50,23 +50,23 @@ impl Pause {
     }
 }
 
-pub(crate) fn set(base: &Path, durable: bool) -> Result<()> {
-    let home = layout::home(base)?;
-    let path = || layout::paused_path(base);
+pub(crate) fn set(layout: &Layout, durable: bool) -> Result<()> {
+    let home = layout.home()?;
+    let path = || layout::paused_path(home.path());
     match home.create_file(layout::paused()) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => sys::close(made.at(path)?).at(path)?,
     }
-    if durable { home.sync().at(|| base.into()) } else { Ok(()) }
+    if durable { layout.flush_home() } else { Ok(()) }
 }
 
-pub(crate) fn unset(base: &Path, durable: bool) -> Result<()> {
-    let home = layout::home(base)?;
+pub(crate) fn unset(layout: &Layout, durable: bool) -> Result<()> {
+    let home = layout.home()?;
     match home.remove_file(layout::paused()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        removed => removed.at(|| layout::paused_path(base))?,
+        removed => removed.at(|| layout::paused_path(home.path()))?,
     }
-    if durable { home.sync().at(|| base.into()) } else { Ok(()) }
+    if durable { layout.flush_home() } else { Ok(()) }
 }
 
 /// Whether the file is there at this moment, whatever it is.

@@ -811,7 +811,7 @@ impl Queue {
     /// [`Error::Io`]
     pub fn pause(&self) -> Result<()> {
         self.healing(Shared::is_at, |shared| {
-            let set = pause::set(&self.base, self.durable());
+            let set = pause::set(&shared.layout(), self.durable());
             shared.pause.forget();
             set
         })
@@ -823,7 +823,7 @@ impl Queue {
     /// [`Error::Io`]
     pub fn resume(&self) -> Result<()> {
         self.healing(Shared::is_at, |shared| {
-            pause::unset(&self.base, self.durable())?;
+            pause::unset(&shared.layout(), self.durable())?;
             shared.wait.raise();
             Ok(())
         })

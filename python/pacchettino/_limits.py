@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pacchettino._types import Duration, QueueFull, seconds
+from pacchettino._types import Duration, QueueFull, seconds, whole_number
 
 T = TypeVar("T")
 
@@ -18,11 +18,10 @@ REST = 10
 
 def checked_limit(value: object, what: str, least: int) -> int:
     """A limit as it was given, if it is one."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be int, not {type(value).__name__}")
-    if not least <= value < 2**63:
-        raise ValueError(f"{what} must be at least {least}, and less than 2**63, not {value}")
-    return value
+    limit = whole_number(value, what, least)
+    if limit >= 2**63:
+        raise ValueError(f"{what} must be less than 2**63, not {limit}")
+    return limit
 
 
 def with_room(send: Callable[[], T], block: Duration | None) -> T:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pacchettino import _core
-from pacchettino._types import Duration, Result, finite_seconds, seconds
+from pacchettino._types import Duration, Result, finite_seconds, seconds, whole_number
 
 logger = logging.getLogger("pacchettino")
 
@@ -159,11 +159,7 @@ def delay_seconds(value: object, what: str) -> float:
 
 def count(value: object, what: str, least: int) -> int:
     """Check a number of attempts."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{what} must be {least} or more, not {value}")
-    return min(value, 2**32 - 1)
+    return min(whole_number(value, what, least), 2**32 - 1)
 
 
 def summary(error: BaseException) -> str:

@@ -188,6 +188,15 @@ _MAKE: dict[str, Callable[[_core.Row], Any]] = {
 }
 
 
+def whole_number(value: object, what: str, least: int) -> int:
+    """Check a setting that is a number without a fraction, and no `bool`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be int, not {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{what} must be {least} or more, not {value}")
+    return value
+
+
 def seconds(value: object, what: str) -> float:
     """A duration as seconds. `bool` is a `TypeError`: `receive_one(False)` must not become a timeout of 0."""
     if isinstance(value, timedelta):
