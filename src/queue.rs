@@ -55,6 +55,7 @@ pub struct Queue {
     durable: AtomicBool,
     by_pid: AtomicBool,
     closed: AtomicBool,
+    stopped: AtomicBool,
     limits: Limits,
     /// How often a job whose consumer died is put back, and after how many attempts it is no more.
     put_back: AtomicU32,
@@ -247,6 +248,7 @@ impl Queue {
             durable: AtomicBool::new(false),
             by_pid: AtomicBool::new(detection == CrashDetection::Pid),
             closed: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             limits: Limits::default(),
             put_back: AtomicU32::new(0),
             most_attempts: AtomicU32::new(u32::MAX),
@@ -309,6 +311,25 @@ impl Queue {
     pub fn set_put_back(&self, times: u32, most_attempts: u32) {
         self.put_back.store(times, Ordering::Relaxed);
         self.most_attempts.store(most_attempts, Ordering::Relaxed);
+    }
+
+    /// Has this queue take no more jobs, for good: its waits end at once, its passes with the job in hand.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Whether it takes no more jobs.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Has all who wait for a job ask whether to go on, and look again.
+    pub fn wake(&self) {
+        if let Some(shared) = self.shared.load().as_ref().filter(|shared| shared.is_ours()) {
+            shared.wait.raise();
+        }
     }
 
     /// Ends the waits on this queue and lets go of what it holds. Later calls fail with [`Error::Closed`].
@@ -374,7 +395,8 @@ impl Queue {
         self.publishing(due, |publisher| publisher.file(path, name, transfer, &mut go_on))
     }
 
-    /// Claims a waiting job, or waits for one: no longer than `timeout`, for ever if that is `None`.
+    /// Claims a waiting job, or waits for one: no longer than `timeout`, for ever if that is `None`, or until the queue is
+    /// stopped or closed.
     /// `go_on` is asked before each look and each sleep, of which none is longer than `slice` or goes on after a signal.
     ///
     /// # Errors
@@ -393,6 +415,9 @@ impl Queue {
         loop {
             if !go_on() {
                 return Err(Error::Stopped);
+            }
+            if self.is_stopped() {
+                return Ok(None);
             }
             let look = self.healing(Shared::is_at, |shared| {
                 let look = self.look(shared, kinds, order, waits);
@@ -433,9 +458,11 @@ impl Queue {
                 let pause = until.remaining().min(slice);
                 match &nothing {
                     Some(nothing) => nothing.shared.wait.sleep(nothing.seen, pause),
-                    None => std::thread::sleep(pause),
+                    None => std::thread::sleep(pause.min(POLL)), // nothing would end it
                 }
-                if nothing.as_ref().is_some_and(|nothing| nothing.shared.wait.generation() != nothing.seen) {
+                if self.is_stopped()
+                    || nothing.as_ref().is_some_and(|nothing| nothing.shared.wait.generation() != nothing.seen)
+                {
                     break;
                 }
             }
@@ -511,10 +538,10 @@ impl Queue {
         }
     }
 
-    /// Hands a claim over, unless the queue was paused meanwhile: then the job goes back (rule 20).
+    /// Hands a claim over, unless the queue was paused (rule 20) or stopped meanwhile: then the job goes back.
     fn unless_paused(&self, shared: &Shared, claim: Claim) -> Result<Option<Claim>> {
         let is_paused = shared.pause.is_set(&self.base);
-        if matches!(is_paused, Ok(false)) {
+        if matches!(is_paused, Ok(false)) && !self.is_stopped() {
             return Ok(Some(claim));
         }
         claim.put_back()?;
@@ -570,7 +597,7 @@ impl Queue {
         })
     }
 
-    /// Claims the next job of a pass that is still there. A pass ends when the queue is closed or paused.
+    /// Claims the next job of a pass that is still there. A pass ends when the queue is closed, stopped or paused.
     ///
     /// # Errors
     /// [`Error::Io`]
@@ -594,7 +621,7 @@ impl Queue {
         };
         self.care_in_passing(&shared);
         Self::settle_first(&shared)?;
-        if shared.pause.is_set(&self.base)? {
+        if self.is_stopped() || shared.pause.is_set(&self.base)? {
             return Ok(None);
         }
         loop {
@@ -628,6 +655,30 @@ impl Queue {
                 Err(error) => pass.faults.add(error)?,
             }
         }
+    }
+
+    /// What this process's claims are called after, as in [`Held`](crate::Held).
+    ///
+    /// # Errors
+    /// [`Error::Io`] if its lock file can't be made.
+    pub fn owner(&self) -> Result<OwnerName> {
+        self.healing(Shared::is_open_at, |shared| Ok(shared.owner(self.crash_detection())?.name()))
+    }
+
+    /// Records why the jobs of an owner that is about to be killed are interrupted. Recovery finds that, once it is dead.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if what it holds can't be listed.
+    pub fn announce_death(&self, owner: OwnerName, reason: &str) -> Result<()> {
+        self.healing(Shared::is_open_at, |shared| recover::announce_death(shared, self.fate(), owner, reason))
+    }
+
+    /// Looks now whether consumers have died, whose jobs are then interrupted.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn recover(&self) -> Result<()> {
+        self.showing(|shared| self.care(shared, Duration::ZERO).map(|_| ()))
     }
 
     /// Finds out where a job is. `None` only after several looks, since a job may move between two of them.

@@ -48,6 +48,7 @@ ONLY_POSIX = {
     "test_soak.py": "fork and signals",
     "test_storage.py": "mounts and file modes",
     "test_time.py": "a clock that is preloaded",
+    "test_work.py": "signals and FIFOs",
 }
 
 

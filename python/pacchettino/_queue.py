@@ -46,7 +46,9 @@ from pacchettino._types import (
     finite_seconds,
     from_milliseconds,
     seconds,
+    whole_number,
 )
+from pacchettino._work import Threads, Work
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
@@ -132,6 +134,7 @@ class Pacchettino:
         )
         self._core.set_put_back(self._interrupted_attempts, _NO_LIMIT if most is None else most)
         self._logging = _Logging(self._core)
+        self._works: set[Work] = set()
 
     # Settings
 
@@ -336,6 +339,87 @@ class Pacchettino:
         self._handle(claim)
         return True
 
+    def work(
+        self,
+        threads: int = 1,
+        processes: int = 1,
+        *,
+        drain: bool = False,
+        grace: Duration | None = None,
+        max_jobs: int | None = None,
+        job_timeout: Duration | None = None,
+    ) -> int:
+        """Handle jobs until SIGTERM, SIGINT (Ctrl-C) or `stop`. Returns how many were handled.
+
+        Each stops it in order: the jobs in hand are finished, no other is taken. A second signal, or the end of
+        `grace`, leaves them, and they are interrupted. Signals are taken only where it runs in the main thread, and
+        those that were ignored stay so; the handlers of others are back in place when it returns.
+
+        With one thread and one process the handlers run in the calling thread. More threads are of this process; those
+        that are left go on until their handlers return or the process ends. More processes are new ones (of the kind
+        "spawn" of `multiprocessing`) with so many threads each; they import the handlers, so call this below
+        `if __name__ == "__main__":`. One that dies is replaced: at once, but with a pause of up to 30 s where they die
+        one after the other without having handled a job. If this process dies, they finish what they have in hand and
+        end.
+
+        Args:
+            threads: How many jobs are handled at a time, in each process.
+            processes: How many processes do that.
+            drain: Return when no job waits. A job that is scheduled, or is to be tried again later, is not waited for.
+            grace: How long jobs in hand may take after the first signal or `stop`; `None`: as long as they need. A
+                handler in the calling thread that is still there five seconds later is ended with its process.
+            max_jobs: After so many jobs a process is replaced by a new one.
+            job_timeout: How long a handler may take; the process of one that takes longer is killed, and its job
+                interrupted, with that reason. With either of these two the handlers run in a child process, also if it
+                is only one.
+
+        Raises:
+            TypeError: There are to be child processes, and a handler (or `retry_delay`) can't be imported by them.
+            ValueError: `job_timeout` with more than one thread in a process: they would be killed together.
+            RuntimeError: There is no handler, or the first worker process ended before it began.
+            KeyboardInterrupt: After a second signal, if the first was SIGINT, or where `grace` ended it.
+            SystemExit: The same where the first was SIGTERM; its code is 143.
+            TimeoutError: Jobs were left `grace` after a `stop`.
+        """
+        threads, processes = whole_number(threads, "threads", 1), whole_number(processes, "processes", 1)
+        max_jobs = None if max_jobs is None else whole_number(max_jobs, "max_jobs", 1)
+        longest = None if job_timeout is None else finite_seconds(job_timeout, "job_timeout")
+        patience = None if grace is None else finite_seconds(grace, "grace")
+        if longest == 0:
+            raise ValueError("job_timeout must be more than 0")
+        if longest is not None and threads > 1:
+            raise ValueError("job_timeout kills the process of a job, so it needs threads=1; use more processes")
+        self._handled_kinds()
+        if processes == 1 and max_jobs is None and longest is None:
+            here = Threads(self, threads, drain=bool(drain), grace=patience)
+            here.run()
+            return int(sum(here.counts[1:]))
+        # It takes a while to import, and only who has children needs it.
+        from pacchettino._children import Children
+
+        children = Children(
+            self,
+            threads,
+            processes,
+            drain=bool(drain),
+            grace=patience,
+            max_jobs=max_jobs,
+            job_timeout=longest,
+        )
+        children.run()
+        return children.handled
+
+    def stop(self) -> None:
+        """Take no more jobs through this instance, for good. From any thread, or a signal's handler.
+
+        `work` returns after the jobs in hand, `receive` after the one in hand, and every wait ends at once:
+        `receive_one` with `False`, `claim` with `None`. Sending and looking go on. To take jobs again, make another
+        instance.
+        """
+        self._core.stop()
+        for work in tuple(self._works):
+            work.stop()
+
     def claim(
         self, timeout: Duration | None = 0, *, fifo: bool | None = None, kind: Literal["data", "file"] | None = None
     ) -> Job | None:
@@ -499,6 +583,8 @@ class Pacchettino:
         A `receive_one` or `claim` that would wait then returns `False` or `None`, so that a loop ends; all other calls
         raise `ValueError`. Called in a signal handler, it lets the job in hand be finished.
         """
+        for work in tuple(self._works):
+            work.stop()
         self._core.close()
 
     def __enter__(self) -> Pacchettino:
@@ -536,15 +622,28 @@ class Pacchettino:
 
     # The loop
 
-    def _claim(self, wait: float | None, fifo: bool | None, data: bool, file: bool) -> _core.Claim | None:
+    def _next(self, wait: float | None, stop: _core.Stop) -> _core.Claim | None:
+        """Take a job for a handler, unless `stop` is set."""
+        data, file = self._handled_kinds()
+        claim = self._claim(wait, None, data, file, stop)
+        if claim is not None and stop.is_set:
+            claim.put_back()
+            return None
+        return claim
+
+    def _claim(
+        self, wait: float | None, fifo: bool | None, data: bool, file: bool, stop: _core.Stop | None = None
+    ) -> _core.Claim | None:
         # Only the main thread gets signals, and has to look for them: Ctrl-C is to end its wait within 100 ms.
         slice = 0.08 if wait != 0 and threading.current_thread() is threading.main_thread() else math.inf
         end = None if wait is None else time.monotonic() + wait
         while True:
             with self._logging:
-                claim, is_over = self._core.claim(wait, slice, self._order(fifo), data, file)
+                claim, is_over = self._core.claim(wait, slice, self._order(fifo), data, file, stop)
             if is_over and (claim is None or claim.is_ours):
                 return claim
+            if stop is not None and stop.is_set:
+                return None
             # There was something to log, or a signal's handler forked and this is the child: the look goes on.
             if end is not None:
                 wait = max(0.0, end - time.monotonic())

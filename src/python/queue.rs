@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -14,7 +15,7 @@ use pyo3::types::{PyBytes, PyMemoryView, PyString};
 use super::detached::{attached, detached, is_exiting};
 use super::job::{Claim, Jobs, Record};
 use crate::error::Error;
-use crate::job::{self, Due, JobRef, Kinds};
+use crate::job::{self, Due, JobRef, Kinds, OwnerName};
 use crate::policy::{KeepPolicy, State};
 use crate::wait::locked;
 use crate::{CrashDetection, Limits, Order, Transfer, queue};
@@ -74,6 +75,33 @@ impl Queue {
         detached(py, || self.0.close());
     }
 
+    fn stop(&self) {
+        self.0.stop();
+    }
+
+    #[getter]
+    fn is_stopped(&self) -> bool {
+        self.0.is_stopped()
+    }
+
+    fn wake(&self) {
+        self.0.wake();
+    }
+
+    fn owner(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(detached(py, || self.0.owner())?.to_string())
+    }
+
+    fn announce_death(&self, py: Python<'_>, owner: &str, reason: &str) -> PyResult<()> {
+        let owner = OwnerName::parse(owner.as_bytes());
+        let owner = owner.ok_or_else(|| PyValueError::new_err("not an owner's name"))?;
+        Ok(detached(py, || self.0.announce_death(owner, reason))?)
+    }
+
+    fn recover(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(detached(py, || self.0.recover())?)
+    }
+
     fn take_notices(&self) -> Vec<String> {
         self.0.take_notices().into_iter().map(|notice| notice.text).collect()
     }
@@ -108,8 +136,9 @@ impl Queue {
     }
 
     /// `timeout` in seconds; for ever if it is `None`. Signals are looked for at least every `slice` seconds. The second
-    /// result says that this is it; otherwise there are notices to be taken before the wait goes on.
-    #[pyo3(signature = (timeout, slice, fifo, data, file))]
+    /// result says that this is it; otherwise there are notices to be taken before the wait goes on, or the stop is set.
+    #[pyo3(signature = (timeout, slice, fifo, data, file, stop))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python's side has to say")]
     fn claim(
         &self,
         py: Python<'_>,
@@ -118,11 +147,12 @@ impl Queue {
         fifo: bool,
         data: bool,
         file: bool,
+        stop: Option<&Stop>,
     ) -> PyResult<(Option<Claim>, bool)> {
         let timeout = timeout.map(seconds);
         let claim = interruptible(
             py,
-            || self.0.has_notices(),
+            || self.0.has_notices() || stop.is_some_and(Stop::is_set),
             |go_on| {
                 self.0
                     .claim(Kinds { data, file }, order(fifo), timeout, seconds(slice), go_on)?
@@ -225,6 +255,28 @@ impl Pass {
     /// Has the verdicts on its jobs on the disk.
     fn end(&self, py: Python<'_>) {
         detached(py, || locked(&self.0).end());
+    }
+}
+
+/// Ends the claims that are given it, once they are woken.
+#[pyclass(frozen, module = "pacchettino._core")]
+pub(super) struct Stop(AtomicBool);
+
+#[pymethods]
+impl Stop {
+    #[new]
+    fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// Says whether it was not set before.
+    fn set(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+
+    #[getter]
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
     }
 }
 

@@ -1,0 +1,319 @@
+"""Running handlers in child processes, which are replaced when they die and killed when a job takes too long."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import connection, resource_tracker
+from multiprocessing.sharedctypes import RawArray
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pacchettino._retry import Backoff, logger
+from pacchettino._work import SLICE, Signals, Threads, Work
+
+if TYPE_CHECKING:
+    from ctypes import Array, c_double
+
+    from pacchettino._queue import Pacchettino
+
+Handlers: TypeAlias = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
+
+# How often it is looked whether a child lives, for those whose own children keep its end from being told.
+TICK = 1.0
+
+# How long the place of a child stays empty that died without having handled a job.
+PAUSE = Backoff(1, maximum=30, jitter=0)
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Child:
+    """A child process."""
+
+    def __init__(self, queue: Pacchettino, handlers: Handlers, threads: int, drain: bool, max_jobs: int | None) -> None:
+        self.counts: Array[c_double] = RawArray("d", 1 + threads)
+        self.line, far_end = SPAWN.Pipe()
+        self.owner: str | None = None
+        self.is_drained: bool | None = None
+        """Whether it ended since no job waited; `None` as long as it did not end in order."""
+        self.was_told = False
+        self.why: str | None = None
+        """Why it was killed by us."""
+        told = (queue, handlers, threads, drain, max_jobs, self.counts, far_end)
+        self.process = SPAWN.Process(target=_serve, args=told, name="pacchettino")
+        with _no_signals(), far_end:
+            self.process.start()
+
+    @property
+    def handled(self) -> int:
+        """How many jobs it handled."""
+        return int(sum(self.counts[1:]))
+
+    def listen(self) -> None:
+        """Take what it says."""
+        try:
+            while not self.line.closed and self.line.poll():
+                word, value = self.line.recv()
+                if word == "ready":
+                    self.owner = value
+                else:
+                    self.is_drained = value
+        except (EOFError, OSError):
+            self.line.close()
+
+    def tell_to_stop(self) -> None:
+        """Have it finish what it has in hand, and end."""
+        if not self.was_told:
+            self.was_told = True
+            with suppress(OSError):
+                self.line.send_bytes(b"stop")
+
+    def kill(self, queue: Pacchettino, why: str, began: float | None = None) -> None:
+        """Kill it; its job ends with that reason. Not if it is not the one any more that began at that time."""
+        _freeze(self.process.pid)
+        if began is not None and self.counts[0] != began and sys.platform != "win32":
+            os.kill(self.process.pid or 0, signal.SIGCONT)
+            return
+        self.why = why
+        if self.owner is not None:
+            try:
+                queue._core.announce_death(self.owner, why)
+            except OSError as error:
+                logger.warning("why process %s was killed can't be recorded: %s", self.process.pid, error)
+        self.process.kill()
+
+    def end(self) -> str:
+        """Clear away what is left of it. Returns how it ended."""
+        self.process.join()
+        code = self.process.exitcode
+        self.line.close()
+        self.process.close()
+        if code is not None and code < 0:
+            return f"signal {-code}, {signal.strsignal(-code)}"
+        return f"exit status {code}"
+
+
+class Place:
+    """The place of a child, in which another one follows when it has ended."""
+
+    def __init__(self) -> None:
+        self.child: Child | None = None
+        self.is_over = False
+        self.empty_until = 0.0
+        self.deaths = 0
+        """How many children in a row died here without having handled a job."""
+
+
+class Children(Work):
+    """Handlers run in child processes."""
+
+    def __init__(
+        self,
+        queue: Pacchettino,
+        threads: int,
+        processes: int,
+        *,
+        drain: bool,
+        grace: float | None,
+        max_jobs: int | None,
+        job_timeout: float | None,
+    ) -> None:
+        super().__init__(queue, grace)
+        self.handled = 0
+        handlers = queue._on_data, queue._on_file
+        _check_importable(queue, handlers)
+        self._new_child = partial(Child, queue, handlers, threads, drain, max_jobs)
+        self._places = [Place() for _ in range(processes)]
+        self._job_timeout = job_timeout
+        self._was_ready = False
+        self._woken, self._waker = SPAWN.Pipe(duplex=False)
+
+    def tell(self) -> None:
+        with suppress(OSError):
+            self._waker.send_bytes(b"stop")
+
+    def _run(self) -> None:
+        try:
+            while not all(place.is_over for place in self._places):
+                for place in self._places:
+                    self._attend(place)
+                self._sleep()
+        except BaseException as error:
+            why = str(error) if isinstance(error, KeyboardInterrupt) and self._has_left else "its worker was given up"
+            self._kill_all(f"{why}; its process was killed")
+            raise
+        finally:
+            self._woken.close()
+            self._waker.close()
+
+    def _attend(self, place: Place) -> None:
+        child = place.child
+        if child is None:
+            if self.token.is_set:
+                place.is_over = True
+            elif not place.is_over and time.monotonic() >= place.empty_until:
+                self._fill(place)
+            return
+        ended = child.process.exitcode is not None
+        child.listen()
+        self._was_ready |= child.owner is not None
+        if ended:
+            place.child = None
+            self._follow(place, child)
+        elif self.token.is_set:
+            child.tell_to_stop()
+        began = child.counts[0] if not ended else 0
+        if self._job_timeout is not None and began and time.monotonic() >= began + self._job_timeout:
+            child.kill(self.queue, f"it took longer than {self._job_timeout} s; its process was killed", began)
+
+    def _fill(self, place: Place) -> None:
+        try:
+            place.child = self._new_child()
+        except OSError as error:
+            if not self._was_ready:
+                raise
+            logger.error("no worker process could be started%s: %s", self._leave_empty(place), error)
+
+    def _leave_empty(self, place: Place) -> str:
+        place.deaths += 1
+        pause = PAUSE(place.deaths - 1) if place.deaths > 1 else 0.0
+        place.empty_until = time.monotonic() + pause
+        return f" in {pause:.0f} s" if pause else ""
+
+    def _follow(self, place: Place, child: Child) -> None:
+        """Decide what comes after a child that ended."""
+        pid = child.process.pid
+        how = child.end()
+        self.handled += child.handled
+        if child.is_drained is not None:
+            place.is_over = child.is_drained or self.token.is_set
+            return
+        with self.queue._logging:
+            self.queue._core.recover()
+        if child.why is not None:
+            logger.error("worker process %s: %s", pid, child.why)
+            return
+        if not self._was_ready and not self.token.is_set:
+            raise RuntimeError(
+                f"a worker process ended before it began ({how}); what it said is above. It imports the handlers: have "
+                "them at the top level of a module, and call work() below `if __name__ == '__main__':`"
+            )
+        if child.handled:
+            place.deaths = 0
+        if self.token.is_set:
+            logger.error("worker process %s died (%s)", pid, how)
+        else:
+            logger.error("worker process %s died (%s); another takes its place%s", pid, how, self._leave_empty(place))
+
+    def _sleep(self) -> None:
+        now = time.monotonic()
+        pause = min(self.leave_if_late(), TICK, SLICE)
+        heard: list[Any] = [self._woken]
+        for place in self._places:
+            child = place.child
+            if child is None:
+                pause = min(pause, math.inf if place.is_over else place.empty_until - now)
+                continue
+            heard.append(child.process.sentinel)
+            if not child.line.closed:
+                heard.append(child.line)
+            if self._job_timeout is not None and child.counts[0]:
+                pause = min(pause, child.counts[0] + self._job_timeout - now)
+            elif self._job_timeout is not None:
+                pause = min(pause, self._job_timeout)
+        if self._woken in connection.wait(heard, max(0.0, pause)):
+            self._woken.recv_bytes()
+
+    def _kill_all(self, why: str) -> None:
+        children = [place.child for place in self._places if place.child is not None]
+        for child in children:
+            child.kill(self.queue, why)
+        for child in children:
+            child.end()
+            self.handled += child.handled
+        if children:
+            with self.queue._logging:
+                self.queue._core.recover()
+
+
+def _serve(
+    queue: Pacchettino,
+    handlers: Handlers,
+    threads: int,
+    drain: bool,
+    max_jobs: int | None,
+    counts: Array[c_double],
+    line: connection.Connection,
+) -> None:
+    """Work in a child process. Its parent says when to stop, also by its death; a SIGTERM does as well."""
+    queue._on_data, queue._on_file = handlers
+    work = Threads(queue, threads, drain=drain, max_jobs=max_jobs, counts=counts)
+
+    def stop_on(number: int) -> None:
+        if number == signal.SIGTERM:  # a terminal's Ctrl-C goes to all, and the parent decides
+            work.stop()
+
+    def obey() -> None:
+        with suppress(EOFError, OSError):
+            line.recv_bytes()
+        work.stop()
+
+    with Signals(stop_on):
+        _let_signals_in()
+        line.send(("ready", queue._core.owner()))
+        threading.Thread(target=obey, name="pacchettino-parent", daemon=True).start()
+        work._run()
+        with suppress(OSError):  # nobody is there to hear it
+            line.send(("ended", work.is_drained))
+
+
+def _check_importable(queue: Pacchettino, handlers: Handlers) -> None:
+    """Raise a `TypeError` for handlers that a child process can't get."""
+    main = sys.modules["__main__"]
+    for what in (*handlers, queue.retry_delay):
+        try:
+            if getattr(what, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
+                raise pickle.PicklingError("it was typed at a prompt")
+            pickle.dumps(what)
+        except Exception as error:
+            name = getattr(what, "__qualname__", what)
+            raise TypeError(
+                f"{name} can't be imported by a worker process ({error}); define it at the top level of a module, or "
+                "use threads"
+            ) from error
+
+
+def _freeze(pid: int | None) -> None:
+    """Stop a process for good, so that what it has in hand stays in its hand."""
+    if sys.platform != "win32" and pid is not None:
+        os.kill(pid, signal.SIGSTOP)
+        if sys.platform != "darwin":  # which has no waitid before Python 3.13
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+@contextmanager
+def _no_signals() -> Iterator[None]:
+    """Have a child begin with signals that wait until it can take them."""
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # which lets them in when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _let_signals_in() -> None:
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})

@@ -1,0 +1,276 @@
+"""Running handlers until somebody says stop: in the calling thread, or in several threads of this process."""
+
+from __future__ import annotations
+
+import _thread
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pacchettino import _core
+
+if TYPE_CHECKING:
+    from ctypes import Array, c_double
+
+    from pacchettino._queue import Pacchettino
+
+# Windows has no signal that ends a wait; there it is looked for them so often.
+SLICE = 0.08 if sys.platform == "win32" else math.inf
+
+# How long a handler may go on that was told by an exception that the grace is over.
+LAST_SECONDS = 5
+
+
+class Signals:
+    """SIGINT and SIGTERM, taken for a while: `handle` is called with the number of each that this process gets.
+
+    What is ignored stays so. Where that can't be, since it is not the main thread, none is taken.
+    """
+
+    def __init__(self, handle: Callable[[int], None]) -> None:
+        self._handle = handle
+        self._before: dict[int, Any] = {}
+        self._pid = os.getpid()
+        self._is_over = False
+
+    @property
+    def first(self) -> int | None:
+        """One of those that are taken."""
+        return next(iter(self._before), None)
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                before = signal.getsignal(number)
+                if before not in (signal.SIG_IGN, None):
+                    self._before[number] = before
+                    signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._take:
+                signal.signal(number, before)
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if self._is_over or os.getpid() != self._pid:
+            # A handler forked, and this is its child, which ends by a signal as it would anywhere else.
+            signal.signal(number, self._before[number])
+            signal.raise_signal(number)
+        else:
+            self._handle(number)
+
+
+class Work:
+    """One call of `Pacchettino.work`: how it is told to stop, and how it leaves."""
+
+    def __init__(self, queue: Pacchettino, grace: float | None) -> None:
+        self.queue = queue
+        self.token = _core.Stop()
+        self.ends = math.inf
+        """Until when the jobs in hand may take."""
+        self._grace = grace
+        self._signals = Signals(self._on_signal)
+        self._signal: int | None = None
+        self._has_left = False
+
+    def stop(self) -> None:
+        """Have no more jobs taken. Safe in a signal's handler."""
+        if self.token.set():
+            if self._grace is not None:
+                self.ends = time.monotonic() + self._grace
+            self.queue._core.wake()
+            self.tell()
+
+    def tell(self) -> None:
+        """Wake who runs this."""
+
+    def run(self) -> None:
+        """Work until stopped."""
+        self.queue._works.add(self)
+        try:
+            with self._signals:
+                if self.queue._core.is_stopped:
+                    self.stop()
+                self._run()
+        except KeyboardInterrupt:
+            if not self._has_left or self._signal == signal.SIGINT:
+                raise
+            if self._signal is not None:
+                raise SystemExit(128 + self._signal) from None
+            raise TimeoutError(f"jobs were still being handled {self._grace} s after stop()") from None
+        finally:
+            self.queue._works.discard(self)
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _on_signal(self, number: int) -> None:
+        if self._signal is None:
+            self._signal = number
+            self.stop()
+        else:
+            self.leave(f"{signal.Signals(number).name} came while the jobs in hand were to be finished")
+
+    def leave(self, reason: str) -> NoReturn:
+        """Leave the jobs in hand."""
+        self._has_left = True
+        raise KeyboardInterrupt(reason)
+
+    def leave_if_late(self) -> float:
+        """Leave when the grace is over. Returns how long it still is."""
+        left = self.ends - time.monotonic()
+        if left <= 0:
+            self.leave(f"the grace of {self._grace} s was over")
+        return left
+
+
+class Threads(Work):
+    """Handlers run in the calling thread, or in threads of this process.
+
+    `counts` begins with the time at which the handler of a single thread began, 0 if none runs; then come, for each
+    thread, the jobs that were handled.
+    """
+
+    def __init__(
+        self,
+        queue: Pacchettino,
+        threads: int,
+        *,
+        drain: bool,
+        grace: float | None = None,
+        max_jobs: int | None = None,
+        counts: list[float] | Array[c_double] | None = None,
+    ) -> None:
+        super().__init__(queue, grace)
+        self.counts = [0.0] * (1 + threads) if counts is None else counts
+        self.is_drained = False
+        self._threads = threads
+        self._wait = 0.0 if drain else None
+        self._left = max_jobs
+        self._taking = threading.Lock()
+        self._pid = os.getpid()
+        # Of threads that ended, with what they raised; `self` means "look up".
+        self._news: SimpleQueue[BaseException | Work | None] = SimpleQueue()
+        self._is_over = False
+        self._is_late = False
+
+    def tell(self) -> None:
+        self._news.put(self)
+
+    def _run(self) -> None:
+        # Only in the main thread a handler can be interrupted.
+        if self._threads == 1 and (self._grace is None or self._signals.first is not None):
+            self._run_here()
+        else:
+            self._run_threads()
+
+    def _run_here(self) -> None:
+        watch = None
+        if self._grace is not None:
+            watch = threading.Thread(target=self._interrupt_when_late, name="pacchettino-grace", daemon=True)
+            watch.start()
+        try:
+            self._loop(1)
+        finally:
+            self._is_over = True
+            self._news.put(None)
+            if watch is not None:
+                watch.join()
+
+    def _interrupt_when_late(self) -> None:
+        if self._news.get() is None:
+            return
+        try:
+            self._news.get(timeout=self._grace)
+            return
+        except Empty:
+            self._is_late = True
+        end = time.monotonic() + LAST_SECONDS
+        while time.monotonic() < end:
+            self._interrupt_main()
+            # Python does not notice a signal that comes just before a call sleeps, so there is more than one.
+            with suppress(Empty):
+                self._news.get(timeout=0.1)
+                return
+        os.kill(self._pid, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+
+    def _interrupt_main(self) -> None:
+        number, main = self._signals.first, threading.main_thread().ident
+        assert number is not None
+        assert main is not None
+        if sys.platform == "win32":
+            _thread.interrupt_main(number)
+        else:
+            signal.pthread_kill(main, number)
+
+    def _on_signal(self, number: int) -> None:
+        if not self._is_late:
+            super()._on_signal(number)
+        elif not (self._is_over or self._has_left):
+            self.leave(f"the grace of {self._grace} s was over")
+
+    def _run_threads(self) -> None:
+        for number in range(self._threads):
+            threading.Thread(target=self._thread, args=(number + 1,), name=f"pacchettino-{number}", daemon=True).start()
+        raised = None
+        try:
+            for _ in range(self._threads):
+                error = self._next_end()
+                if error is not None:
+                    raised = raised or error
+                    self.stop()
+        finally:
+            self.token.set()  # those that are left behind take no more
+            self.queue._core.wake()
+        if raised is not None:
+            raise raised
+
+    def _next_end(self) -> BaseException | None:
+        while True:
+            pause = min(self.leave_if_late(), SLICE)
+            try:
+                news = self._news.get(timeout=None if pause == math.inf else min(pause, threading.TIMEOUT_MAX))
+            except Empty:
+                continue
+            if not isinstance(news, Work):
+                return news
+
+    def _thread(self, number: int) -> None:
+        try:
+            self._loop(number)
+        except BaseException as error:
+            self._news.put(error)
+        else:
+            self._news.put(None)
+
+    def _loop(self, number: int) -> None:
+        while not self.token.is_set and self._may_take():
+            claim = self.queue._next(self._wait, self.token)
+            if claim is None:
+                self.is_drained = not self.token.is_set
+                return
+            self.counts[0] = time.monotonic()
+            try:
+                self.queue._handle(claim)
+            finally:
+                self.counts[0] = 0
+            if os.getpid() != self._pid:
+                return  # the handler forked, and the child came back
+            self.counts[number] += 1
+
+    def _may_take(self) -> bool:
+        if self._left is None:
+            return True
+        with self._taking:
+            self._left -= 1
+            return self._left >= 0

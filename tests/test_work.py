@@ -1,0 +1,650 @@
+"""`work`: what stops it, and what becomes of the jobs in hand, of child processes, and of other people's signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import finish_thread
+from helpers import PATIENCE, has_ended, until
+from pacchettino import Pacchettino, Status
+
+BEGIN = """
+import ast, functools, os, signal, subprocess, sys, threading, time
+from multiprocessing import get_context
+from pathlib import Path
+from pacchettino import CrashDetection, Fail, Pacchettino, Retry, current_job
+import pacchettino._children, pacchettino._work
+
+base = sys.argv[1]
+"""
+
+HANDLE = """
+queue = Pacchettino(base, **eval(sys.argv[3]))
+
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+
+stopping = threading.RLock()
+
+
+def stop(self, stop=pacchettino._work.Work.stop):
+    with stopping:
+        is_first = not self.token.is_set
+        stop(self)
+        if is_first:
+            say("stops")
+
+
+def run(self, run=pacchettino._work.Threads._run):
+    say("runs")
+    run(self)
+    with stopping:  # it is not over before that is said
+        pass
+
+
+pacchettino._work.Work.stop = stop
+pacchettino._work.Threads._run = run
+
+
+@queue.on_data_received
+def handle(id, data):
+    what = data.decode()
+    say("began", what, os.getpid())
+    if what.startswith("wait"):
+        Path(base, "..", "gate").read_bytes()
+    elif what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "die until there":
+        if not Path(base, "..", "there").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "exit":
+        raise SystemExit(3)
+    elif what == "stubborn":
+        while True:
+            try:
+                time.sleep(1000)
+            except BaseException:
+                say("went on")
+    say("ended", what)
+"""
+
+MAIN = """
+if __name__ == "__main__":
+    say("returned", queue.work(**eval(sys.argv[2])))
+"""
+
+
+class Worker:
+    """A program that works on a queue, what it said so far, and the gate at which jobs called "wait" are held."""
+
+    def __init__(self, process: subprocess.Popen[str], gate: Path) -> None:
+        self.process = process
+        self.pid = process.pid
+        self._gate = gate
+        self._held: int | None = None
+
+    def hear(self, *beginnings: str) -> list[str]:
+        """Wait until it has said lines that begin like that, in any order; gives them in that order."""
+        heard: list[str | None] = [None] * len(beginnings)
+        while None in heard:
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline().rstrip("\n")
+            if line == "runs" and "runs" not in beginnings:
+                continue
+            places = [n for n, word in enumerate(beginnings) if heard[n] is None and line and line.startswith(word)]
+            assert places, f"it said {line!r}, and before {heard}, instead of {beginnings}"
+            heard[places[0]] = line
+        return [line for line in heard if line is not None]
+
+    def settle_down(self) -> None:
+        """Wait until its main thread sleeps: Python does not notice a signal that comes on the way there."""
+        seen: list[list[str]] = []
+
+        def sleeps() -> bool:
+            status = Path(f"/proc/{self.pid}/task/{self.pid}/status").read_text()
+            seen.append(re.findall(r"^(?:State|voluntary_ctxt_switches):\t(.*)$", status, re.MULTILINE))
+            return seen[-1] == seen[-2:][0] and len(seen) > 1 and seen[-1][0].startswith("S")
+
+        until(sleeps)
+
+    def open_gate(self) -> None:
+        """Let go on who waits, now and later."""
+        self._held = self._held or os.open(self._gate, os.O_RDWR)
+        os.close(self._held)
+        self._gate.unlink()
+        self._gate.touch()
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end: exit status, what it said since, and what it said on stderr."""
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        output, errors = self.process.stdout.read(), self.process.stderr.read()
+        self.process.wait(PATIENCE)
+        return self.process.returncode, output.replace("runs\n", ""), errors
+
+
+@contextmanager
+def worker(
+    base: Path, settings: str = "{}", options: str = "{}", *, program: str = "", main: str = MAIN
+) -> Iterator[Worker]:
+    """Start a program that calls `work` with these settings."""
+    gate = base.parent / "gate"
+    if not gate.exists():
+        os.mkfifo(gate)
+    script = base.parent / "worker.py"
+    script.write_text(BEGIN + HANDLE + textwrap.dedent(program) + main)
+    command = [sys.executable, "-W", "error", str(script), str(base), settings, options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0, stdin=subprocess.DEVNULL
+    )
+    try:
+        yield Worker(process, gate)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        for _ in process.communicate():
+            pass
+
+
+HOW = pytest.mark.parametrize(
+    "how", ["{}", "{'threads': 2}", "{'processes': 2}", "{'max_jobs': 1000}", "{'threads': 2, 'processes': 2}"]
+)
+
+
+def options(how: str, **more: object) -> str:
+    return str({**eval(how), **more})
+
+
+def has_children(how: str) -> bool:
+    return "processes" in how or "max_jobs" in how
+
+
+def runs(how: str) -> list[str]:
+    """Tell what is said when all processes run that are to handle jobs."""
+    return ["runs"] * eval(how).get("processes", 1)
+
+
+def stops(how: str) -> list[str]:
+    """Tell what is said by all that stop: the work itself, and that of each child."""
+    return ["stops"] * (1 + (len(runs(how)) if has_children(how) else 0))
+
+
+# Until no job waits
+
+
+@HOW
+def test_with_drain_each_job_is_handled_once_and_work_returns(queue: Pacchettino, queue_dir: Path, how: str) -> None:
+    ids = queue.send_many([f"job{number}" for number in range(50)])
+    queue.send_data("later", delay=1000)
+    with worker(queue_dir, options(how, drain=True)) as work:
+        code, output, errors = work.end()
+    assert (code, errors) == (0, "")
+    said = Counter(line.split()[1] for line in output.splitlines() if line.startswith("ended"))
+    assert said == {f"job{number}": 1 for number in range(50)}
+    assert "returned 50\n" in output
+    assert all(queue.is_success(id) for id in ids)
+    assert queue.count_scheduled() == 1
+
+
+def test_with_drain_and_nothing_to_do_it_returns_at_once(queue_dir: Path) -> None:
+    queue = Pacchettino(queue_dir)
+    queue.on_data_received(lambda id, data: None)
+    assert queue.work(drain=True) == queue.work(threads=3, drain=True) == 0
+    # It can work again.
+    queue.send_many(["one", "two"])
+    assert queue.work(threads=2, drain=True) == 2
+
+
+# The first signal
+
+
+@HOW
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_lets_the_jobs_in_hand_be_finished(
+    queue: Pacchettino, queue_dir: Path, how: str, number: signal.Signals
+) -> None:
+    first = queue.send_data("wait one")
+    with worker(queue_dir, options(how)) as work:
+        work.hear(*runs(how), "began wait one")
+        # To all of its processes, as a terminal and systemd do.
+        os.killpg(work.pid, number)
+        work.hear(*stops(how))
+        second = queue.send_data("two")
+        work.open_gate()
+        code, output, errors = work.end()
+    assert (code, output, errors) == (0, "ended wait one\nreturned 1\n", "")
+    assert queue.status(first) is Status.SUCCESS
+    assert queue.status(second) is Status.QUEUED
+
+
+@HOW
+def test_a_signal_ends_an_idle_worker(queue: Pacchettino, queue_dir: Path, how: str) -> None:
+    queue.send_data("one")
+    with worker(queue_dir, options(how)) as work:
+        work.hear(*runs(how), "began one", "ended one")
+        os.kill(work.pid, signal.SIGTERM)
+        work.hear(*stops(how))
+        assert work.end() == (0, "returned 1\n", "")
+
+
+def test_a_child_that_is_told_to_end_finishes_its_job_and_is_replaced(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_data("wait one")
+    with worker(queue_dir, "{'processes': 1, 'max_jobs': 1000}") as work:
+        (began,) = work.hear("began wait one")
+        first = int(began.split()[-1])
+        os.kill(first, signal.SIGTERM)
+        work.hear("stops")
+        work.open_gate()
+        work.hear("ended wait one")
+        queue.send_data("two")
+        (began, _) = work.hear("began two", "ended two")
+        assert int(began.split()[-1]) != first
+        os.kill(work.pid, signal.SIGTERM)
+        work.hear("stops", "stops")
+        assert work.end() == (0, "returned 2\n", "")
+
+
+# The second
+
+
+@HOW
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_leaves_the_jobs_in_hand(
+    queue: Pacchettino, queue_dir: Path, how: str, number: signal.Signals
+) -> None:
+    id = queue.send_data("wait one")
+    with worker(queue_dir, options(how)) as work:
+        work.hear(*runs(how), "began wait one")
+        os.kill(work.pid, number)
+        work.hear(*stops(how))
+        work.settle_down()
+        os.kill(work.pid, number)
+        code, output, errors = work.end()
+    assert (code, output) == (143 if number == signal.SIGTERM else -signal.SIGINT, "")
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    assert_interrupted(queue, id, how, f"{number.name} came while the jobs in hand were to be finished")
+
+
+@HOW
+def test_the_end_of_the_grace_leaves_the_jobs_in_hand(queue: Pacchettino, queue_dir: Path, how: str) -> None:
+    id = queue.send_data("wait one")
+    with worker(queue_dir, options(how, grace=0.2)) as work:
+        work.hear(*runs(how), "began wait one")
+        os.kill(work.pid, signal.SIGTERM)
+        work.hear(*stops(how))
+        code, output, _ = work.end()
+    assert (code, output) == (143, "")
+    assert_interrupted(queue, id, how, "the grace of 0.2 s was over")
+
+
+def assert_interrupted(queue: Pacchettino, id: str, how: str, reason: str) -> None:
+    """Check that a job is interrupted, and that it is told why, where somebody was left to tell."""
+    if not has_children(how) and "threads" in how:
+        assert queue.requeue(id)  # who looks at it last notices that its consumer died
+        assert [attempt.ended for attempt in queue.history(id)] == ["interrupted", "requeued"]
+        return
+    assert queue.status(id) is Status.INTERRUPTED
+    (attempt,) = queue.history(id)
+    assert attempt.reason is not None
+    assert attempt.settled
+    expected = f"{reason}; its process was killed" if has_children(how) else f"KeyboardInterrupt: {reason}"
+    assert attempt.reason == expected
+
+
+def test_within_the_grace_a_job_is_finished(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_data("wait one")
+    with worker(queue_dir, "{'grace': 1000}") as work:
+        work.hear("began wait one")
+        os.kill(work.pid, signal.SIGTERM)
+        work.hear("stops")
+        work.open_gate()
+        assert work.end() == (0, "ended wait one\nreturned 1\n", "")
+
+
+def test_a_handler_that_does_not_let_go_is_ended_with_its_process(queue: Pacchettino, queue_dir: Path) -> None:
+    id = queue.send_data("stubborn")
+    with worker(queue_dir, "{'grace': 0.1}", program="pacchettino._work.LAST_SECONDS = 0.1") as work:
+        work.hear("began stubborn")
+        os.kill(work.pid, signal.SIGTERM)
+        assert work.end() == (-signal.SIGKILL, "stops\nwent on\n", "")
+    assert queue.requeue(id)
+
+
+# stop()
+
+
+def test_stop_ends_every_wait_and_all_work_of_its_instance(queue: Pacchettino) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> None:
+        began.set()
+        assert go_on.wait(PATIENCE)
+
+    results: dict[str, object] = {}
+    calls = {
+        "work": lambda: queue.work(grace=1000),
+        "work in threads": lambda: queue.work(threads=3),
+        "receive_one": lambda: queue.receive_one(timeout=None),
+        "claim": lambda: queue.claim(timeout=None, kind="file"),
+    }
+    threads = [
+        threading.Thread(target=lambda name=name, call=call: results.update({name: call()}))
+        for name, call in calls.items()
+    ]
+    for thread in threads:
+        thread.start()
+    queue.send_data("one")
+    assert began.wait(PATIENCE)
+    queue.stop()
+    id = queue.send_data("two")
+    go_on.set()
+    for thread in threads:
+        finish_thread(thread)
+    assert results.pop("claim") is None
+    assert sorted(map(int, results.values())) == [0, 0, 1]
+    # For good.
+    assert queue.receive_one(timeout=None) is False
+    assert queue.receive() == queue.work() == queue.work(threads=2, drain=True) == 0
+    assert queue.status(id) is Status.QUEUED
+    with Pacchettino(queue.base_dir) as other:
+        other.on_data_received(lambda id, data: None)
+        assert other.receive_one()
+
+
+def test_stop_in_a_handler_ends_receive_after_its_job(queue: Pacchettino) -> None:
+    queue.send_many(["one", "two", "three"])
+    queue.on_data_received(lambda id, data: queue.stop())
+    assert queue.receive() == 1
+    assert queue.count_queued() == 2
+
+
+def test_close_ends_work(queue: Pacchettino) -> None:
+    queue.send_many(["one", "two", "three"])
+    queue.on_data_received(lambda id, data: queue.close())
+    assert queue.work(drain=True) == 1
+    with Pacchettino(queue.base_dir) as other:
+        assert (other.count_queued(), other.count_successful()) == (2, 1)
+
+
+def test_jobs_left_a_grace_after_stop_are_an_error(queue: Pacchettino) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> None:
+        began.set()
+        assert go_on.wait(PATIENCE)
+
+    def stop() -> None:
+        assert began.wait(PATIENCE)
+        queue.stop()
+
+    id = queue.send_data("one")
+    threading.Thread(target=stop).start()
+    with pytest.raises(TimeoutError, match=r"0\.1 s after stop\(\)"):
+        queue.work(threads=2, grace=0.1)
+    assert queue.status(id) is Status.PROCESSING
+    go_on.set()
+    until(lambda: queue.status(id) is Status.SUCCESS)
+
+
+def test_a_handler_in_the_main_thread_is_interrupted_a_grace_after_stop(queue: Pacchettino) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> None:
+        began.set()
+        assert go_on.wait(PATIENCE)
+
+    def stop() -> None:
+        assert began.wait(PATIENCE)
+        queue.stop()
+
+    id = queue.send_data("one")
+    threading.Thread(target=stop).start()
+    with pytest.raises(TimeoutError, match=r"0\.1 s after stop\(\)"):
+        queue.work(grace=0.1)
+    assert queue.status(id) is Status.INTERRUPTED
+    (attempt,) = queue.history(id)
+    assert attempt.reason == "KeyboardInterrupt: the grace of 0.1 s was over"
+
+
+# Children
+
+
+def test_a_child_that_dies_is_replaced_and_its_job_interrupted(queue: Pacchettino, queue_dir: Path) -> None:
+    dead = queue.send_data("die")
+    with worker(queue_dir, "{'processes': 2}") as work:
+        work.hear("began die")
+        until(lambda: queue.status(dead) is Status.INTERRUPTED)
+        ids = queue.send_many(["wait one", "wait two"])
+        work.hear("began wait one", "began wait two")  # so both run
+        work.open_gate()
+        work.hear("ended wait one", "ended wait two")
+        os.kill(work.pid, signal.SIGTERM)
+        work.hear("stops", "stops", "stops")
+        code, output, errors = work.end()
+    assert (code, output) == (0, "returned 2\n")
+    assert re.search(r"worker process \d+ died \(signal 9, Killed\); another takes its place\n", errors)
+    assert all(queue.is_success(id) for id in ids)
+
+
+def test_children_that_keep_dying_are_replaced_after_a_pause(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_many(["die", "die", "die"])
+    with worker(queue_dir, "{'processes': 1, 'max_jobs': 1000, 'drain': True}") as work:
+        code, output, errors = work.end()
+    assert (code, output.splitlines()[-1]) == (0, "returned 0")
+    assert re.findall(r"takes its place(.*)", errors) == ["", " in 1 s", " in 2 s"]
+
+
+def test_a_job_that_kills_its_process_is_tried_again_as_often_as_is_said(queue: Pacchettino, queue_dir: Path) -> None:
+    id = queue.send_data("die")
+    settings = "{'interrupted_attempts': 2}"
+    quick = "pacchettino._children.PAUSE = lambda deaths: 0"
+    with worker(queue_dir, "{'max_jobs': 1000, 'drain': True}", settings, program=quick) as work:
+        code, output, _ = work.end()
+    assert code == 0
+    assert len(re.findall(r"^began die", output, re.MULTILINE)) == 3
+    assert queue.status(id) is Status.INTERRUPTED
+
+
+def test_a_process_is_replaced_after_so_many_jobs(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_many(map(str, range(5)))
+    with worker(queue_dir, "{'max_jobs': 2, 'drain': True}") as work:
+        code, output, errors = work.end()
+    assert (code, errors) == (0, "")
+    assert sorted(Counter(re.findall(r"^began \d+ (\d+)$", output, re.MULTILINE)).values()) == [1, 2, 2]
+    assert "returned 5\n" in output
+
+
+def test_a_handler_that_takes_too_long_is_killed(queue: Pacchettino, queue_dir: Path) -> None:
+    id = queue.send_data("wait one")
+    with worker(queue_dir, "{'job_timeout': 0.5, 'drain': True}") as work:
+        code, output, errors = work.end()
+    assert (code, output.splitlines()[-1]) == (0, "returned 0")
+    assert re.search(r"worker process \d+: it took longer than 0\.5 s; its process was killed\n", errors)
+    (attempt,) = queue.history(id)
+    assert (attempt.ended, attempt.settled) == ("interrupted", True)
+    assert attempt.reason == "it took longer than 0.5 s; its process was killed"
+    assert queue.status(id) is Status.INTERRUPTED
+
+
+def test_a_job_that_took_too_long_is_tried_again_as_often_as_is_said(queue: Pacchettino, queue_dir: Path) -> None:
+    id = queue.send_data("wait one")
+    how, settings = "{'job_timeout': 0.5, 'drain': True}", "{'interrupted_attempts': 1, 'keep_policy': 3}"
+    with worker(queue_dir, how, settings) as work:
+        code, output, _ = work.end()
+    assert code == 0
+    assert len(re.findall(r"^began wait one", output, re.MULTILINE)) == 2
+    assert queue.status(id) is Status.UNKNOWN
+
+
+def test_children_end_in_order_when_their_parent_dies(queue: Pacchettino, queue_dir: Path) -> None:
+    id = queue.send_data("wait one")
+    with worker(queue_dir, "{'processes': 2}") as work:
+        *_, began = work.hear("runs", "runs", "began wait one")
+        child = int(began.split()[-1])
+        os.kill(work.pid, signal.SIGKILL)
+        work.hear("stops", "stops")
+        work.open_gate()
+        work.hear("ended wait one")
+        until(lambda: has_ended(child) or Path(f"/proc/{child}/stat").read_text().split()[2] == "Z")
+    assert queue.status(id) is Status.SUCCESS
+
+
+def test_what_can_not_be_imported_by_a_child_is_a_type_error(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.on_data_received(lambda id, data: None)
+    with pytest.raises(TypeError, match=r"<lambda> can't be imported by a worker process .* or use threads"):
+        queue.work(processes=2)
+    with pytest.raises(ValueError, match="threads=1"):
+        queue.work(threads=2, job_timeout=1)
+    with pytest.raises(ValueError, match="more than 0"):
+        queue.work(job_timeout=0)
+    queue.on_data_received(print)
+    queue.retry_delay = lambda attempt: 1
+    with pytest.raises(TypeError, match=r"<lambda> can't be imported"):
+        queue.work(max_jobs=1)
+    program = f"""
+from pacchettino import Pacchettino
+queue = Pacchettino({os.fspath(queue_dir)!r})
+@queue.on_data_received
+def handle(id, data): pass
+queue.work(processes=2)
+"""
+    typed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "TypeError: handle can't be imported by a worker process (it was typed at a prompt)" in typed.stderr
+    with pytest.raises(RuntimeError, match="no handler"):
+        Pacchettino(queue_dir).work(processes=2)
+
+
+def test_who_forgets_to_guard_the_main_module_is_told(queue: Pacchettino, queue_dir: Path) -> None:
+    with worker(queue_dir, "{'processes': 2}", main="queue.work(**eval(sys.argv[2]))\n") as work:
+        code, output, errors = work.end()
+    assert (code, output) == (1, "")
+    assert errors.splitlines()[-1].startswith("RuntimeError: a worker process ended before it began (exit status 1)")
+    assert "if __name__ == '__main__':" in errors
+
+
+# Other people's signals
+
+
+@pytest.mark.parametrize("how", ["{'drain': True}", "{'threads': 2, 'drain': True}"])
+def test_the_handlers_of_others_are_restored(queue: Pacchettino, how: str) -> None:
+    def theirs(number: int, _: object) -> None:
+        taken.append(number)
+
+    taken: list[int] = []
+    during: list[object] = []
+    queue.on_data_received(lambda id, data: during.append(signal.getsignal(signal.SIGTERM)))
+    before = signal.signal(signal.SIGTERM, theirs), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        for _ in range(2):
+            queue.send_data("one")
+            assert queue.work(**eval(how)) == 1
+            assert signal.getsignal(signal.SIGTERM) == theirs
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert theirs not in during
+        assert len(during) == 2
+        signal.raise_signal(signal.SIGTERM)
+        assert taken == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+def test_what_is_ignored_stays_ignored(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_data("wait one")
+    main = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + MAIN
+    with worker(queue_dir, main=main) as work:
+        work.hear("began wait one")
+        for _ in range(3):
+            os.kill(work.pid, signal.SIGINT)
+        os.kill(work.pid, signal.SIGTERM)
+        work.hear("stops")
+        work.open_gate()
+        assert work.end() == (0, "ended wait one\nreturned 1\n", "")
+
+
+def test_a_handler_that_others_set_meanwhile_stays(queue: Pacchettino) -> None:
+    def theirs(number: int, _: object) -> None:
+        pass
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        queue.on_data_received(lambda id, data: signal.signal(signal.SIGTERM, theirs) and None)
+        queue.send_data("one")
+        assert queue.work(drain=True) == 1
+        assert signal.getsignal(signal.SIGTERM) == theirs
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("how", ["{'drain': True}", "{'drain': True, 'max_jobs': 1000}"])
+def test_a_process_that_a_handler_forks_ends_by_a_signal_as_ever(queue: Pacchettino, queue_dir: Path, how: str) -> None:
+    queue.send_data("fork")
+    program = """
+        def sleep(told):
+            told.send("up")
+            time.sleep(1000)
+
+
+        @queue.on_data_received
+        def handle(id, data):
+            ours, theirs = get_context("fork").Pipe()
+            child = get_context("fork").Process(target=sleep, args=(theirs,))
+            child.start()
+            ours.recv()  # a signal that comes while Python is still forking is lost, says CPython
+            child.terminate()
+            child.join()
+            say("ended by", child.exitcode)
+    """
+    with worker(queue_dir, how, program=program) as work:
+        assert work.end() == (0, "ended by -15\nreturned 1\n", "")
+
+
+# What handlers raise
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_handler_that_wants_to_exit_ends_work(queue: Pacchettino, queue_dir: Path, threads: int) -> None:
+    id = queue.send_data("exit")
+    with worker(queue_dir, str({"threads": threads})) as work:
+        code, output, errors = work.end()
+    assert (code, errors) == (3, "")
+    assert output.startswith("began exit")
+    assert queue.status(id) is Status.INTERRUPTED
+
+
+def test_the_others_finish_when_one_thread_ends_by_an_error(queue: Pacchettino, queue_dir: Path) -> None:
+    first = queue.send_data("wait one")
+    with worker(queue_dir, "{'threads': 2}") as work:
+        work.hear("began wait one")
+        second = queue.send_data("exit")
+        work.hear("began exit", "stops")
+        work.open_gate()
+        assert work.end() == (3, "ended wait one\n", "")
+    assert queue.status(first) is Status.SUCCESS
+    assert queue.status(second) is Status.INTERRUPTED
+
+
+def test_numbers_are_checked(queue: Pacchettino) -> None:
+    queue.on_data_received(lambda id, data: None)
+    for wrong in ({"threads": 0}, {"processes": 0}, {"max_jobs": 0}, {"grace": float("nan")}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            queue.work(**wrong)  # type: ignore[arg-type]
+    for wrong in ({"threads": True}, {"processes": 1.5}, {"grace": "1"}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            queue.work(**wrong)  # type: ignore[arg-type]
