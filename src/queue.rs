@@ -665,20 +665,13 @@ impl Queue {
         self.healing(Shared::is_open_at, |shared| Ok(shared.owner(self.crash_detection())?.name()))
     }
 
-    /// Records why the jobs of an owner that is about to be killed are interrupted. Recovery finds that, once it is dead.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if what it holds can't be listed.
-    pub fn announce_death(&self, owner: OwnerName, reason: &str) -> Result<()> {
-        self.healing(Shared::is_open_at, |shared| recover::announce_death(shared, self.fate(), owner, reason))
-    }
-
-    /// Looks now whether consumers have died, whose jobs are then interrupted.
+    /// Looks now whether consumers have died, whose jobs are then interrupted. Of those that were `killed` it is recorded
+    /// why, unless another one that looks comes first.
     ///
     /// # Errors
     /// [`Error::Io`]
-    pub fn recover(&self) -> Result<()> {
-        self.showing(|shared| self.care(shared, Duration::ZERO).map(|_| ()))
+    pub fn recover(&self, killed: &[(OwnerName, String)]) -> Result<()> {
+        self.showing(|shared| recover::recover(shared, self.fate(), killed).map(|_| ()))
     }
 
     /// Finds out where a job is. `None` only after several looks, since a job may move between two of them.
@@ -922,7 +915,7 @@ impl Queue {
                 self.reopen()?;
             }
             changed = shared.settle_again().0;
-            changed |= recover::recover(shared, self.fate())?;
+            changed |= recover::recover(shared, self.fate(), &[])?;
             recover::sweep(shared)?;
             if let Err(error) = recover::sweep_histories(shared, &mut care.histories) {
                 shared.tell_failed(&error);

@@ -41,8 +41,9 @@ pub(crate) struct Fate {
 }
 
 /// Moves the jobs of dead consumers to `interrupted/`, or back to `queued/` if they are to be tried again, or deletes them
-/// where the policy does not keep them. Says whether a claim's directory was removed, which may have been in somebody's way.
-pub(crate) fn recover(shared: &Shared, fate: Fate) -> Result<bool> {
+/// where the policy does not keep them. Of owners that are known to have been `killed` it is recorded why. Says whether a
+/// claim's directory was removed, which may have been in somebody's way.
+pub(crate) fn recover(shared: &Shared, fate: Fate, killed: &[(OwnerName, String)]) -> Result<bool> {
     let layout = shared.layout();
     let processing = layout.dir(State::Processing);
     let (mut claims, mut spares) = (Vec::new(), Vec::new());
@@ -56,7 +57,7 @@ pub(crate) fn recover(shared: &Shared, fate: Fate) -> Result<bool> {
             }
         })
         .at(|| processing.path().into())?;
-    let recovery = Recovery { shared, layout: &layout, fate };
+    let recovery = Recovery { shared, layout: &layout, fate, killed };
     let mut recovered = false;
     for claim in &claims {
         // One that can't be recovered (another user's, perhaps) keeps nobody from the others.
@@ -87,31 +88,11 @@ struct Found {
     owner: OwnerName,
 }
 
-/// Records why the jobs of an owner that is about to be killed are interrupted. Recovery finds that, once it is dead.
-pub(crate) fn announce_death(shared: &Shared, fate: Fate, owner: OwnerName, reason: &str) -> Result<()> {
-    let layout = shared.layout();
-    let mut claims = Vec::new();
-    visit_jobs(
-        shared,
-        State::Processing,
-        |_| true,
-        |job, _, holder| {
-            if holder == Some(owner) {
-                claims.push(job);
-            }
-        },
-    )?;
-    let recovery = Recovery { shared, layout: &layout, fate };
-    for job in &claims {
-        recovery.record(job, owner, reason);
-    }
-    Ok(())
-}
-
 struct Recovery<'a> {
     shared: &'a Shared,
     layout: &'a Layout,
     fate: Fate,
+    killed: &'a [(OwnerName, String)],
 }
 
 impl Recovery<'_> {
@@ -199,7 +180,7 @@ impl Recovery<'_> {
         };
         step!("recover: looked");
         let entry = claim.job.entry();
-        let (state, recorded) = self.record(&claim.job, claim.owner, "its consumer died");
+        let (state, recorded) = self.record(claim);
         step!("recover: recorded");
         let target = state.map(|state| self.layout.dir(state));
         let done = match target {
@@ -238,18 +219,20 @@ impl Recovery<'_> {
 
     /// Says where an orphan goes, if it is kept, and records that: under which number, and whether just now. A job is only
     /// put back if that is recorded, or one that kills whoever takes it would never come to rest.
-    fn record(&self, job: &Job, owner: OwnerName, reason: &str) -> (Option<State>, Option<(u64, bool)>) {
+    fn record(&self, claim: &Found) -> (Option<State>, Option<(u64, bool)>) {
+        let Found { job, owner, .. } = claim;
         let kept = self.fate.keep.keeps(State::Interrupted).then_some(State::Interrupted);
-        let recorded = Past::of(self.layout, job, Some(owner)).and_then(|past| {
+        let recorded = Past::of(self.layout, job, Some(*owner)).and_then(|past| {
             let mut record = Record::new(past.attempts.saturating_add(1), Ended::Interrupted);
             let again = past.interruptions < self.fate.put_back && record.attempt < self.fate.attempts;
             if !again && kept.is_none() {
                 return Ok((None, None));
             }
             record.due = if again { Due::at(record.at) } else { None };
-            record.owner = Some(owner);
+            record.owner = Some(*owner);
             record.interruptions = past.interruptions + u32::from(again);
-            record.why.reason = Some(reason.into());
+            let why = self.killed.iter().find(|(killed, _)| killed == owner);
+            record.why.reason = Some(why.map_or_else(|| "its consumer died".into(), |(_, why)| why.clone()));
             let state = if again { Some(State::Queued) } else { kept };
             match &past.pending {
                 // Who looked before did not come to move it.

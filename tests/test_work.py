@@ -67,9 +67,6 @@ def handle(id, data):
         Path(base, "..", "gate").read_bytes()
     elif what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "die until there":
-        if not Path(base, "..", "there").exists():
-            os.kill(os.getpid(), signal.SIGKILL)
     elif what == "exit":
         raise SystemExit(3)
     elif what == "stubborn":
@@ -116,9 +113,13 @@ class Worker:
         def sleeps() -> bool:
             status = Path(f"/proc/{self.pid}/task/{self.pid}/status").read_text()
             seen.append(re.findall(r"^(?:State|voluntary_ctxt_switches):\t(.*)$", status, re.MULTILINE))
-            return seen[-1] == seen[-2:][0] and len(seen) > 1 and seen[-1][0].startswith("S")
+            return len(seen) > 1 and seen[-1] == seen[-2] and seen[-1][0].startswith("S")
 
         until(sleeps)
+
+    def signal(self, number: int) -> None:
+        self.settle_down()
+        os.kill(self.pid, number)
 
     def open_gate(self) -> None:
         """Let go on who waits, now and later."""
@@ -219,8 +220,8 @@ def test_the_first_signal_lets_the_jobs_in_hand_be_finished(
     first = queue.send_data("wait one")
     with worker(queue_dir, options(how)) as work:
         work.hear(*runs(how), "began wait one")
-        # To all of its processes, as a terminal and systemd do.
-        os.killpg(work.pid, number)
+        work.settle_down()
+        os.killpg(work.pid, number)  # to all of its processes, as a terminal and systemd do
         work.hear(*stops(how))
         second = queue.send_data("two")
         work.open_gate()
@@ -235,7 +236,7 @@ def test_a_signal_ends_an_idle_worker(queue: Pacchettino, queue_dir: Path, how: 
     queue.send_data("one")
     with worker(queue_dir, options(how)) as work:
         work.hear(*runs(how), "began one", "ended one")
-        os.kill(work.pid, signal.SIGTERM)
+        work.signal(signal.SIGTERM)
         work.hear(*stops(how))
         assert work.end() == (0, "returned 1\n", "")
 
@@ -252,7 +253,7 @@ def test_a_child_that_is_told_to_end_finishes_its_job_and_is_replaced(queue: Pac
         queue.send_data("two")
         (began, _) = work.hear("began two", "ended two")
         assert int(began.split()[-1]) != first
-        os.kill(work.pid, signal.SIGTERM)
+        work.signal(signal.SIGTERM)
         work.hear("stops", "stops")
         assert work.end() == (0, "returned 2\n", "")
 
@@ -268,10 +269,9 @@ def test_a_second_signal_leaves_the_jobs_in_hand(
     id = queue.send_data("wait one")
     with worker(queue_dir, options(how)) as work:
         work.hear(*runs(how), "began wait one")
-        os.kill(work.pid, number)
+        work.signal(number)
         work.hear(*stops(how))
-        work.settle_down()
-        os.kill(work.pid, number)
+        work.signal(number)
         code, output, errors = work.end()
     assert (code, output) == (143 if number == signal.SIGTERM else -signal.SIGINT, "")
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
@@ -283,7 +283,7 @@ def test_the_end_of_the_grace_leaves_the_jobs_in_hand(queue: Pacchettino, queue_
     id = queue.send_data("wait one")
     with worker(queue_dir, options(how, grace=0.2)) as work:
         work.hear(*runs(how), "began wait one")
-        os.kill(work.pid, signal.SIGTERM)
+        work.signal(signal.SIGTERM)
         work.hear(*stops(how))
         code, output, _ = work.end()
     assert (code, output) == (143, "")
@@ -308,7 +308,7 @@ def test_within_the_grace_a_job_is_finished(queue: Pacchettino, queue_dir: Path)
     queue.send_data("wait one")
     with worker(queue_dir, "{'grace': 1000}") as work:
         work.hear("began wait one")
-        os.kill(work.pid, signal.SIGTERM)
+        work.signal(signal.SIGTERM)
         work.hear("stops")
         work.open_gate()
         assert work.end() == (0, "ended wait one\nreturned 1\n", "")
@@ -318,7 +318,7 @@ def test_a_handler_that_does_not_let_go_is_ended_with_its_process(queue: Pacchet
     id = queue.send_data("stubborn")
     with worker(queue_dir, "{'grace': 0.1}", program="pacchettino._work.LAST_SECONDS = 0.1") as work:
         work.hear("began stubborn")
-        os.kill(work.pid, signal.SIGTERM)
+        work.signal(signal.SIGTERM)
         assert work.end() == (-signal.SIGKILL, "stops\nwent on\n", "")
     assert queue.requeue(id)
 
@@ -434,7 +434,7 @@ def test_a_child_that_dies_is_replaced_and_its_job_interrupted(queue: Pacchettin
         work.hear("began wait one", "began wait two")  # so both run
         work.open_gate()
         work.hear("ended wait one", "ended wait two")
-        os.kill(work.pid, signal.SIGTERM)
+        work.signal(signal.SIGTERM)
         work.hear("stops", "stops", "stops")
         code, output, errors = work.end()
     assert (code, output) == (0, "returned 2\n")
@@ -571,8 +571,8 @@ def test_what_is_ignored_stays_ignored(queue: Pacchettino, queue_dir: Path) -> N
     with worker(queue_dir, main=main) as work:
         work.hear("began wait one")
         for _ in range(3):
-            os.kill(work.pid, signal.SIGINT)
-        os.kill(work.pid, signal.SIGTERM)
+            work.signal(signal.SIGINT)
+        work.signal(signal.SIGTERM)
         work.hear("stops")
         work.open_gate()
         assert work.end() == (0, "ended wait one\nreturned 1\n", "")

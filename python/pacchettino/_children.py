@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import pickle
 import signal
 import sys
@@ -17,7 +16,7 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pacchettino._retry import Backoff, logger
+from pacchettino._retry import Backoff, logger, summary
 from pacchettino._work import SLICE, Signals, Threads, Work
 
 if TYPE_CHECKING:
@@ -77,19 +76,10 @@ class Child:
             with suppress(OSError):
                 self.line.send_bytes(b"stop")
 
-    def kill(self, queue: Pacchettino, why: str, began: float | None = None) -> None:
-        """Kill it; its job ends with that reason. Not if it is not the one any more that began at that time."""
-        _freeze(self.process.pid)
-        if began is not None and self.counts[0] != began and sys.platform != "win32":
-            os.kill(self.process.pid or 0, signal.SIGCONT)
-            return
-        self.why = why
-        if self.owner is not None:
-            try:
-                queue._core.announce_death(self.owner, why)
-            except OSError as error:
-                logger.warning("why process %s was killed can't be recorded: %s", self.process.pid, error)
+    def kill(self, why: str) -> None:
+        """Kill it; its jobs end with that reason."""
         self.process.kill()
+        self.why = f"{why}; its process was killed"
 
     def end(self) -> str:
         """Clear away what is left of it. Returns how it ended."""
@@ -148,8 +138,7 @@ class Children(Work):
                     self._attend(place)
                 self._sleep()
         except BaseException as error:
-            why = str(error) if isinstance(error, KeyboardInterrupt) and self._has_left else "its worker was given up"
-            self._kill_all(f"{why}; its process was killed")
+            self._kill_all(str(error) if self._has_left else f"its worker ended: {summary(error)}")
             raise
         finally:
             self._woken.close()
@@ -173,7 +162,7 @@ class Children(Work):
             child.tell_to_stop()
         began = child.counts[0] if not ended else 0
         if self._job_timeout is not None and began and time.monotonic() >= began + self._job_timeout:
-            child.kill(self.queue, f"it took longer than {self._job_timeout} s; its process was killed", began)
+            child.kill(f"it took longer than {self._job_timeout} s")
 
     def _fill(self, place: Place) -> None:
         try:
@@ -197,8 +186,7 @@ class Children(Work):
         if child.is_drained is not None:
             place.is_over = child.is_drained or self.token.is_set
             return
-        with self.queue._logging:
-            self.queue._core.recover()
+        self._recover([child])
         if child.why is not None:
             logger.error("worker process %s: %s", pid, child.why)
             return
@@ -236,13 +224,20 @@ class Children(Work):
     def _kill_all(self, why: str) -> None:
         children = [place.child for place in self._places if place.child is not None]
         for child in children:
-            child.kill(self.queue, why)
+            child.kill(why)
         for child in children:
             child.end()
             self.handled += child.handled
-        if children:
+        self._recover(children)
+
+    def _recover(self, dead: list[Child]) -> None:
+        """Have the jobs of dead children interrupted, and told why, before others notice."""
+        killed = [(child.owner, child.why) for child in dead if child.owner is not None and child.why is not None]
+        try:
             with self.queue._logging:
-                self.queue._core.recover()
+                self.queue._core.recover(killed)
+        except (OSError, ValueError) as error:  # the next who looks does it; ValueError: the queue is closed
+            logger.warning("the jobs of worker processes that ended can't be looked after: %s", error)
 
 
 def _serve(
@@ -290,14 +285,6 @@ def _check_importable(queue: Pacchettino, handlers: Handlers) -> None:
                 f"{name} can't be imported by a worker process ({error}); define it at the top level of a module, or "
                 "use threads"
             ) from error
-
-
-def _freeze(pid: int | None) -> None:
-    """Stop a process for good, so that what it has in hand stays in its hand."""
-    if sys.platform != "win32" and pid is not None:
-        os.kill(pid, signal.SIGSTOP)
-        if sys.platform != "darwin":  # which has no waitid before Python 3.13
-            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 @contextmanager

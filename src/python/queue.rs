@@ -92,14 +92,10 @@ impl Queue {
         Ok(detached(py, || self.0.owner())?.to_string())
     }
 
-    fn announce_death(&self, py: Python<'_>, owner: &str, reason: &str) -> PyResult<()> {
-        let owner = OwnerName::parse(owner.as_bytes());
-        let owner = owner.ok_or_else(|| PyValueError::new_err("not an owner's name"))?;
-        Ok(detached(py, || self.0.announce_death(owner, reason))?)
-    }
-
-    fn recover(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(detached(py, || self.0.recover())?)
+    fn recover(&self, py: Python<'_>, killed: Vec<(String, String)>) -> PyResult<()> {
+        let named = |(owner, why): (String, String)| Some((OwnerName::parse(owner.as_bytes())?, why));
+        let killed: Vec<_> = killed.into_iter().filter_map(named).collect();
+        Ok(detached(py, || self.0.recover(&killed))?)
     }
 
     fn take_notices(&self) -> Vec<String> {
