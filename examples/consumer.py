@@ -1,6 +1,5 @@
 """Handles what producer.py sends through ./queue, until Ctrl-C."""
 
-from contextlib import suppress
 from pathlib import Path
 
 from pacchettino import Pacchettino
@@ -18,6 +17,5 @@ def print_size(id: str, name: str, path: Path) -> None:
     print("file:", name, path.stat().st_size, "bytes")
 
 
-with suppress(KeyboardInterrupt):
-    while queue.receive_one(timeout=None):
-        pass
+if __name__ == "__main__":
+    queue.work()

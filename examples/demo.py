@@ -63,10 +63,7 @@ def work(name: str, directory: Path, demo: Connection) -> None:
         say(name, f"does {file_name!r}, {path.stat().st_size} bytes")
         time.sleep(0.2)
 
-    # Closing the queue ends the wait below, but not a job: that is finished first.
-    signal.signal(signal.SIGTERM, lambda *_: queue.close())
-    while queue.receive_one(timeout=None):
-        pass
+    queue.work()  # until SIGTERM; the job in hand is finished first
     say(name, "stops")
 
 

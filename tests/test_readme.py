@@ -37,8 +37,9 @@ def test_the_consumer_handles_what_the_producer_sent_until_ctrl_c(tmp_path: Path
 
 
 def test_each_other_block_runs(tmp_path: Path) -> None:
-    for block in BLOCKS[2:]:
-        subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True)
+    for number, block in enumerate(BLOCKS[2:]):
+        Path(tmp_path, f"{number}.py").write_text(block)
+        subprocess.run([sys.executable, "-W", "error", f"{number}.py"], cwd=tmp_path, check=True)
 
 
 def test_each_test_that_testing_md_names_is_there() -> None:

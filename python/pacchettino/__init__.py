@@ -10,8 +10,8 @@ queue.send_data("hello")            # in one program
 def handle(id, data):
     print(id, data)
 
-while queue.receive_one(timeout=None):
-    pass
+if __name__ == "__main__":
+    queue.work()                   # until Ctrl-C or SIGTERM
 ```
 """
 
