@@ -5,7 +5,6 @@
 
 import logging
 import os
-import signal
 import sys
 import tempfile
 import time

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::io;
 
 use crate::error::{At, Result};
-use crate::job::JobRef;
+use crate::history;
+use crate::job::{Job, JobRef};
 use crate::lookup::{find_listed, visit_jobs};
 use crate::policy::State;
 use crate::shared::Shared;
@@ -19,28 +20,30 @@ pub(crate) fn cancel(shared: &Shared, wanted: &JobRef) -> Result<Option<State>> 
         State::Scheduled,
         |job| wanted.means(job),
         |job, due, _| {
-            delayed = due.map(|due| job.scheduled_entry(due));
+            delayed = due.map(|due| (job.scheduled_entry(due), job));
         },
     )?;
     step!("cancel: listed");
-    if let Some(entry) = delayed
-        && remove(shared, State::Scheduled, &entry)?
+    if let Some((entry, job)) = delayed
+        && remove(shared, State::Scheduled, &entry, &job)?
     {
         return Ok(Some(State::Scheduled));
     }
-    if remove(shared, State::Queued, &wanted.known().entry())? {
+    let known = wanted.known();
+    if remove(shared, State::Queued, &known.entry(), &known)? {
         return Ok(Some(State::Queued));
     }
     if !wanted.is_known()
         && let Some(job) = find_listed(shared, State::Queued, wanted)?
-        && remove(shared, State::Queued, &job.entry())?
+        && remove(shared, State::Queued, &job.entry(), &job)?
     {
         return Ok(Some(State::Queued));
     }
     Ok(None)
 }
 
-fn remove(shared: &Shared, state: State, entry: &OsString) -> Result<bool> {
+/// Removes the job's file, and what is recorded of the job.
+fn remove(shared: &Shared, state: State, entry: &OsString, job: &Job) -> Result<bool> {
     let layout = shared.layout();
     let dir = layout.dir(state);
     let path = || dir.path().join(entry);
@@ -50,7 +53,10 @@ fn remove(shared: &Shared, state: State, entry: &OsString) -> Result<bool> {
     }
     step!("cancel: looked");
     match dir.remove_file(entry) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        removed => removed.at(path).map(|()| true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        removed => removed.at(path)?,
     }
+    step!("cancel: removed");
+    history::remove(&layout, job).unwrap_or_else(|error| _ = shared.tell_failed(&error));
+    Ok(true)
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import find, finish_thread
-from helpers import Ledger, Peer, cpu_seconds, dead_pid, lay_down, new_id, sleeps_on_the_watch, until
+from helpers import Ledger, Peer, cpu_seconds, dead_pid, entries, lay_down, new_id, sleeps_on_the_watch, until
 from pacchettino import Pacchettino, Status
 
 WRITE_DOWN = """
@@ -202,6 +202,18 @@ def test_a_job_that_waits_is_taken_out(queue: Pacchettino, send: Send, kind: str
     assert queue.status(id) is Status.UNKNOWN
     assert [queue.status(other) for other in others] == [Status.QUEUED, Status.SCHEDULED]
     assert not queue.cancel(id)
+
+
+@kinds
+@pytest.mark.parametrize("delay", [0, 60])
+def test_what_is_recorded_of_a_job_goes_with_it(queue: Pacchettino, send: Send, kind: str, delay: float) -> None:
+    id = send(kind, 0)
+    job = queue.claim()
+    assert job is not None
+    job.retry(delay, "once more")
+    assert len(entries(queue.base_dir / "history")) == 1
+    assert queue.cancel(id)
+    assert entries(queue.base_dir / "history") == []
 
 
 @kinds
