@@ -627,6 +627,15 @@ def cancel_of_what_is_scheduled(place: Place, open: Open, tell: Tell) -> Iterato
 
 
 @scenario()
+def cancel_of_what_was_tried_before(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    queue = open()
+    id = tried(queue)
+    yield
+    assert queue.cancel(id)
+    tell("returned", "one")
+
+
+@scenario()
 def stats(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     lay_job(place, "queued/raw-{}")
     lay_job(place, "scheduled/9000000000000-raw-{}", "two")

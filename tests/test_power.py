@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 from conftest import quick_directory
-from helpers import ID, PATIENCE, STATES, everything, lay_down, new_id, until
+from helpers import ID, PATIENCE, STATES, Peer, everything, lay_down, new_id, until
 from pacchettino import KeepPolicy, Pacchettino
 from scenarios import (
     CONTENT,
@@ -201,6 +201,21 @@ def test_without_durable_only_what_was_new_may_be_damaged_and_each_job_is_in_one
             if set(course.before(job)) & {*STATES}:
                 assert states.pop(content, ()) in recovered(course.ways(job), scenario.keep), job
         handle_whatever_waits(place)
+
+
+@every_cut
+def test_a_durable_pause_and_its_end_outlast_a_power_cut(how: str, disk: Disk, tmp_path: Path) -> None:
+    place = Place.make(disk.mounted, tmp_path)
+    for change, is_paused in (("pause", True), ("resume", False)):
+        with Peer(place.base, "durable=True") as program:
+            program("import os; os.sync()")
+            program(f"queue.{change}()")
+            disk.cut(how)
+            program.kill()
+        disk.start()
+        with Pacchettino(place.base) as queue:
+            assert queue.paused is is_paused
+    place.remove()
 
 
 def handle_whatever_waits(place: Place) -> None:
