@@ -221,6 +221,7 @@ def test_a_durable_pause_and_its_end_outlast_a_power_cut(how: str, disk: Disk, t
 def handle_whatever_waits(place: Place) -> None:
     handled: list[str] = []
     with Pacchettino(place.base) as queue:
+        queue.resume()
         queue.on_data_received(lambda id, data: handled.append(id))
         queue.on_file_received(lambda id, name, path: handled.append(id))
         assert queue.receive() == len(set(handled)) == len(handled)
