@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import finish_thread
 from helpers import PATIENCE, has_ended, until
-from pacchettino import Pacchettino, Status
+from pacchettino import Pacchettino, Result, Status, current_job
 
 BEGIN = """
 import ast, functools, os, signal, subprocess, sys, threading, time
@@ -209,6 +209,33 @@ def test_with_drain_and_nothing_to_do_it_returns_at_once(queue_dir: Path) -> Non
     assert queue.work(threads=2, drain=True) == 2
 
 
+def test_with_drain_no_thread_ends_while_another_may_send_jobs(queue: Pacchettino) -> None:
+    both = threading.Barrier(2)
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> None:
+        if data == b"first":
+            queue.send_many(["second", "second"])
+        else:
+            both.wait(PATIENCE)  # two threads are still there
+
+    queue.send_data("first")
+    assert queue.work(threads=2, drain=True) == 3
+
+
+def test_with_drain_a_job_that_is_to_be_tried_again_at_once_is(queue: Pacchettino) -> None:
+    attempts: list[int] = []
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> Result:
+        attempts.append(current_job().attempt)
+        return Result.RETRY if len(attempts) < 3 else Result.SUCCESS
+
+    queue.send_data("one")
+    assert queue.work(threads=2, drain=True) == 3
+    assert attempts == [1, 2, 3]
+
+
 # The first signal
 
 
@@ -229,6 +256,16 @@ def test_the_first_signal_lets_the_jobs_in_hand_be_finished(
     assert (code, output, errors) == (0, "ended wait one\nreturned 1\n", "")
     assert queue.status(first) is Status.SUCCESS
     assert queue.status(second) is Status.QUEUED
+
+
+def test_threads_of_a_process_that_has_done_its_jobs_do_not_wait_for_each_other(
+    queue: Pacchettino, queue_dir: Path
+) -> None:
+    queue.send_many(map(str, range(5)))
+    with worker(queue_dir, "{'threads': 3, 'max_jobs': 2, 'drain': True}") as work:
+        code, output, errors = work.end()
+    assert (code, errors) == (0, "")
+    assert "returned 5\n" in output
 
 
 @HOW

@@ -155,9 +155,11 @@ class Threads(Work):
         self.counts = [0.0] * (1 + threads) if counts is None else counts
         self.is_drained = False
         self._threads = threads
-        self._wait = 0.0 if drain else None
+        self._drain = drain
+        self._drained = _core.Stop()
+        self._idle = 0
         self._left = max_jobs
-        self._taking = threading.Lock()
+        self._lock = threading.Lock()
         self._pid = os.getpid()
         # Of threads that ended, with what they raised; `self` means "look up".
         self._news: SimpleQueue[BaseException | Work | None] = SimpleQueue()
@@ -165,6 +167,7 @@ class Threads(Work):
         self._is_late = False
 
     def tell(self) -> None:
+        self._end_drain()
         self._news.put(self)
 
     def _run(self) -> None:
@@ -231,7 +234,7 @@ class Threads(Work):
                     self.stop()
         finally:
             self.token.set()  # those that are left behind take no more
-            self.queue._core.wake()
+            self._end_drain()
         if raised is not None:
             raise raised
 
@@ -246,18 +249,19 @@ class Threads(Work):
                 return news
 
     def _thread(self, number: int) -> None:
+        error = None
         try:
             self._loop(number)
-        except BaseException as error:
-            self._news.put(error)
-        else:
-            self._news.put(None)
+        except BaseException as raised:
+            error = raised
+        self._be_idle()  # for good
+        self._news.put(error)
 
     def _loop(self, number: int) -> None:
         while not self.token.is_set and self._may_take():
-            claim = self.queue._next(self._wait, self.token)
+            claim = self._drain_next() if self._drain else self.queue._next(None, self.token)
             if claim is None:
-                self.is_drained = not self.token.is_set
+                self.is_drained = self._drain and not self.token.is_set
                 return
             self.counts[0] = time.monotonic()
             try:
@@ -268,9 +272,30 @@ class Threads(Work):
                 return  # the handler forked, and the child came back
             self.counts[number] += 1
 
+    def _drain_next(self) -> _core.Claim | None:
+        """Take a job if one waits, or if one comes while other threads have jobs in hand, which may send others."""
+        claim = self.queue._next(0, self.token)
+        if claim is not None or self.token.is_set:
+            return claim
+        self._be_idle()
+        claim = self.queue._next(None, self._drained)
+        with self._lock:
+            self._idle -= 1
+        return claim
+
+    def _be_idle(self) -> None:
+        with self._lock:
+            self._idle += 1
+            if self._idle == self._threads:
+                self._end_drain()
+
+    def _end_drain(self) -> None:
+        self._drained.set()
+        self.queue._core.wake()
+
     def _may_take(self) -> bool:
         if self._left is None:
             return True
-        with self._taking:
+        with self._lock:
             self._left -= 1
             return self._left >= 0
