@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import pickle
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -383,6 +385,58 @@ def test_each_thread_and_each_task_has_its_own(queue: Pacchettino, way: str) -> 
 
         asyncio.run(handle_all())
     assert seen == {job.id: job.id for job in jobs if job is not None}
+
+
+def test_who_was_started_by_a_handler_with_its_context_has_its_job_and_never_another(queue: Pacchettino) -> None:
+    seen: list[tuple[str, bool]] = []
+    contexts: list[contextvars.Context] = []
+
+    def handler(id: str, data: bytes) -> None:
+        async def in_a_thread() -> Job:
+            return await asyncio.to_thread(current_job)
+
+        contexts.append(contextvars.copy_context())
+        jobs = {asyncio.run(_current()), asyncio.run(in_a_thread()), contexts[-1].run(current_job), current_job()}
+        before = [context.run(current_job).id for context in contexts[:-1]]
+        seen.append((id, {job.id for job in jobs} == {id} and len(jobs) == 1 and before == [id for id, _ in seen]))
+
+    queue.on_data_received(handler)
+    ids = queue.send_many(["work"] * 3)
+    assert queue.receive(fifo=True) == 3
+    assert seen == [(id, True) for id in ids]
+
+
+def test_threads_of_one_handler_that_ask_at_once_get_the_same_job(
+    queue: Pacchettino, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = threading.Barrier(2)
+    begin = Job.__init__
+
+    def begin_at_once(job: Job, *arguments: Any) -> None:
+        barrier.wait(30)
+        begin(job, *arguments)
+
+    monkeypatch.setattr(Job, "__init__", begin_at_once)
+
+    def handler(id: str, data: bytes) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            ways = [pool.submit(contextvars.copy_context().run, current_job) for _ in range(2)]
+            assert len({way.result(30) for way in ways} | {current_job()}) == 1
+
+    queue.on_data_received(handler)
+    id = queue.send_data("work")
+    assert queue.receive() == 1
+    assert queue.is_success(id)
+
+
+@pytest.mark.parametrize("error", [ValueError, Retry, Fail, KeyboardInterrupt, SystemExit])
+def test_after_a_handler_that_raised_no_job_is_at_hand(queue: Pacchettino, error: type[BaseException]) -> None:
+    handle_with(queue, raiser(error()))
+    queue.send_data("work")
+    with nullcontext() if issubclass(error, Exception) else pytest.raises(error):
+        queue.receive_one()
+    with pytest.raises(RuntimeError, match="no job is being handled here"):
+        current_job()
 
 
 @pytest.mark.parametrize("ending", [lambda: None, lambda: Result.RETRY, raiser(ValueError("late"))])

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from pacchettino import _core, _types
-from pacchettino._job import Handling, Job, current
+from pacchettino._job import Job, current
 from pacchettino._limits import checked_limit, with_room
 from pacchettino._retry import (
     Attempts,
@@ -133,7 +133,6 @@ class Pacchettino:
             self._min_free,
         )
         self._core.set_put_back(self._interrupted_attempts, _NO_LIMIT if most is None else most)
-        self._logging = _Logging(self._core)
         self._works: set[Work] = set()
 
     # Settings
@@ -304,12 +303,15 @@ class Pacchettino:
         """
         data, file = self._handled_kinds()
         handled = 0
-        with self._logging:
+        try:
             waiting = self._core.start_pass(self._order(fifo), data, file)
+        finally:
+            self._log_notices()
         try:
             while True:
-                with self._logging:
-                    claim = self._core.claim_next(waiting)
+                claim = self._core.claim_next(waiting)
+                if self._core.has_notices:
+                    self._log_notices()
                 if claim is None:
                     return handled
                 if claim.is_ours:
@@ -317,8 +319,8 @@ class Pacchettino:
                     handled += 1
         except BaseException:
             # A durable queue's last verdict waits for its flush, and the last claim's directory for the next claim.
-            with self._logging:
-                waiting.end()
+            waiting.end()
+            self._log_notices()
             raise
 
     def receive_one(self, timeout: Duration | None = 0, *, fifo: bool | None = None) -> bool:
@@ -636,10 +638,13 @@ class Pacchettino:
     ) -> _core.Claim | None:
         # Only the main thread gets signals, and has to look for them: Ctrl-C is to end its wait within 100 ms.
         slice = 0.08 if wait != 0 and threading.current_thread() is threading.main_thread() else math.inf
-        end = None if wait is None else time.monotonic() + wait
+        end = time.monotonic() + wait if wait else None
         while True:
-            with self._logging:
+            try:
                 claim, is_over = self._core.claim(wait, slice, self._order(fifo), data, file, stop)
+            finally:
+                if self._core.has_notices:
+                    self._log_notices()
             if is_over and (claim is None or claim.is_ours):
                 return claim
             if stop is not None and stop.is_set:
@@ -660,30 +665,30 @@ class Pacchettino:
         if arguments is None:
             return
         assert handler is not None
-        handling, outer = Handling(claim, self), current.get()
+        outer = current.get()
         try:
-            current.set(handling)
-            # Up to here a signal puts the job back as if nothing had been. From here on nobody can tell whether the
-            # handler was entered, is in the middle, or has just returned.
-            claim.begin()
-            if not claim.is_ours:
-                return  # a signal's handler forked just now, and this is the child
-            returned = handler(*arguments)
-            verdict = _SUCCESS if returned is None else self._judge(claim, handler, returned)
-        except Exception as error:
-            verdict = Verdict.of(error, self._retry_on)
-            if verdict.result is Result.FAILED and not handling.has_verdict():
-                raised = None if isinstance(error, Fail) else error
-                said = f": {verdict.reason}" if isinstance(error, Fail) and verdict.reason is not None else ""
-                logger.error("job %s failed%s", claim.id, said, exc_info=raised, extra={"job_id": claim.id})
-        except BaseException as error:
-            if not handling.has_verdict():
-                self._settle(claim, partial(claim.interrupt, summary(error), told_at_length(error)))
-            raise
+            current.set([claim, self])
+            try:
+                # Up to here a signal puts the job back as if nothing had been. From here on nobody can tell whether the
+                # handler was entered, is in the middle, or has just returned.
+                claim.begin()
+                if not claim.is_ours:
+                    return  # a signal's handler forked just now, and this is the child
+                returned = handler(*arguments)
+                verdict = _SUCCESS if returned is None else self._judge(claim, handler, returned)
+            except Exception as error:
+                verdict = Verdict.of(error, self._retry_on)
+                if verdict.result is Result.FAILED and not claim.is_settled:
+                    raised = None if isinstance(error, Fail) else error
+                    said = f": {verdict.reason}" if isinstance(error, Fail) and verdict.reason is not None else ""
+                    logger.error("job %s failed%s", claim.id, said, exc_info=raised, extra={"job_id": claim.id})
+            except BaseException as error:
+                if not claim.is_settled:
+                    self._settle(claim, partial(claim.interrupt, summary(error), told_at_length(error)))
+                raise
+            self._settle(claim, claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict))
         finally:
             current.set(outer)
-        if handling.job is None or not handling.has_verdict():
-            self._settle(claim, claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict))
 
     def _judge(self, claim: _core.Claim, handler: object, returned: object) -> Verdict:
         """Take what a handler returned that is not `None`."""
@@ -731,14 +736,23 @@ class Pacchettino:
         self._settle(claim, partial(claim.fail, clean(reason)))
 
     def _settle(self, claim: _core.Claim, settle: Callable[[], None]) -> None:
-        if not claim.is_ours:
-            logger.warning("job %s is the parent process's: its handler forked, and the child came back", claim.id)
-            return
         try:
-            with self._logging:
-                settle()
+            settle()
         except (OSError, ValueError) as error:  # a retry in a year that no name can hold is a ValueError
             logger.error("job %s could not be settled: %s", claim.id, error, extra={"job_id": claim.id})
+        except RuntimeError:
+            if not claim.is_ours:
+                logger.warning("job %s is the parent process's: its handler forked, and the child came back", claim.id)
+            elif not claim.is_settled:  # the handler may have given the verdict, through `current_job`
+                raise
+        finally:
+            if self._core.has_notices:
+                self._log_notices()
+
+    def _log_notices(self) -> None:
+        """Log what the core has to tell."""
+        for notice in self._core.take_notices():
+            logger.warning("%s", notice)
 
     def _handled_kinds(self) -> tuple[bool, bool]:
         data, file = self._on_data is not None, self._on_file is not None
@@ -756,22 +770,6 @@ class Pacchettino:
                 "jobs() and cleanup() act on what is there all the same"
             )
         return _STATE_OF[state]
-
-
-class _Logging:
-    """Logs what the core has to tell when the block ends."""
-
-    __slots__ = ("_core",)
-
-    def __init__(self, core: _core.Queue) -> None:
-        self._core = core
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        for notice in self._core.take_notices():
-            logger.warning("%s", notice)
 
 
 _STATE_OF = {

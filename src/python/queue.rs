@@ -98,6 +98,11 @@ impl Queue {
         Ok(detached(py, || self.0.recover(&killed))?)
     }
 
+    #[getter]
+    fn has_notices(&self) -> bool {
+        self.0.has_notices()
+    }
+
     fn take_notices(&self) -> Vec<String> {
         self.0.take_notices().into_iter().map(|notice| notice.text).collect()
     }
