@@ -566,11 +566,12 @@ impl Held {
     }
 
     fn tell_gone(&self) {
-        self.shared.tell(Notice::new(format!(
-            "job {}: its file was moved or deleted while it was being handled ({}); a handler must leave it where it is",
-            self.job.id(),
-            self.path().display(),
-        )));
+        let (id, path) = (self.job.id(), self.path());
+        let text = format!(
+            "job {id}: its file was moved or deleted while it was being handled ({}); a handler must leave it where it is",
+            path.display(),
+        );
+        self.shared.tell(Notice::of(id, text));
     }
 }
 
@@ -623,7 +624,7 @@ impl Waiting {
         {
             let (shared, id) = (Arc::clone(&held.shared), held.job.id());
             let error = held.keep(outcome, source);
-            shared.tell(Notice::new(format!("job {id} could not be settled: {error}")));
+            shared.tell(Notice::of(id, format!("job {id} could not be settled: {error}")));
         }
     }
 }

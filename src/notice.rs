@@ -2,11 +2,15 @@
 
 use std::fmt;
 
+use uuid::Uuid;
+
 /// One line for the log.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Notice {
     /// The line.
     pub text: String,
+    /// The job that it is about, if it is about one.
+    pub job: Option<Uuid>,
 }
 
 impl Notice {
@@ -15,7 +19,12 @@ impl Notice {
         let escape = |letter: char| {
             if letter.is_control() { letter.escape_default().to_string() } else { letter.to_string() }
         };
-        Self { text: text.as_ref().chars().map(escape).collect() }
+        Self { text: text.as_ref().chars().map(escape).collect(), job: None }
+    }
+
+    /// The same, about a job.
+    pub(crate) fn of(job: Uuid, text: impl AsRef<str>) -> Self {
+        Self { job: Some(job), ..Self::new(text) }
     }
 }
 

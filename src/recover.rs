@@ -196,7 +196,8 @@ impl Recovery<'_> {
                     Some(_) => "it is kept in interrupted/",
                     None => "it is deleted, as the keep policy says",
                 };
-                self.shared.tell(Notice::new(format!("job {id} was interrupted: its consumer ({owner}) died; {fate}")));
+                let text = format!("job {id} was interrupted: its consumer ({owner}) died; {fate}");
+                self.shared.tell(Notice::of(id, text));
                 let done = match (recorded, target) {
                     (Some((number, _)), _) => history::mark(self.layout, job, number),
                     (None, None) => history::remove(self.layout, job),
@@ -210,7 +211,8 @@ impl Recovery<'_> {
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                self.shared.tell_once(already_there(&path(), state.unwrap_or(State::Interrupted)));
+                let target = state.unwrap_or(State::Interrupted);
+                self.shared.tell_once(already_there(&claim.job, &path(), target));
             }
             Err(error) => return Err(error).at(|| target.map_or_else(path, |target| target.path().join(&entry))),
         }
@@ -352,7 +354,7 @@ impl<'a> Promotion<'a> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.left_one = true;
                 let path = scheduled.path().join(name);
-                self.shared.tell_once(already_there(&path, State::Queued));
+                self.shared.tell_once(already_there(job, &path, State::Queued));
             }
             Err(error) => {
                 self.left_one = true;
@@ -520,7 +522,8 @@ fn is_older(dir: &Dir, name: &OsStr, age: Duration) -> bool {
     dir.stat(name).is_ok_and(|stat| stat.modified.elapsed().is_ok_and(|old| old > age))
 }
 
-fn already_there(path: &Path, state: State) -> Notice {
+fn already_there(job: &Job, path: &Path, state: State) -> Notice {
     let (path, state) = (path.display(), state.name());
-    Notice::new(format!("{path}: can't be moved to {state}/, where a file of that job is already; both are kept"))
+    let text = format!("{path}: can't be moved to {state}/, where a file of that job is already; both are kept");
+    Notice::of(job.id(), text)
 }

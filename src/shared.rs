@@ -318,7 +318,7 @@ impl Shared {
     /// Somebody put something into a claim's directory.
     pub(crate) fn tell_more(&self, job: &Job, dir: &Path) {
         let (id, dir) = (job.id(), dir.display());
-        self.tell(Notice::new(format!("job {id}: files were put beside the job's; they are kept in {dir}")));
+        self.tell(Notice::of(id, format!("job {id}: files were put beside the job's; they are kept in {dir}")));
     }
 
     pub(crate) fn keep_unsettled(&self, unsettled: Unsettled) {
@@ -434,7 +434,7 @@ impl Shared {
     /// An attempt could not be recorded.
     pub(crate) fn tell_unrecorded(&self, job: &Job, error: &Error) {
         let id = job.id();
-        self.tell_trouble(error, Notice::new(format!("job {id}: this attempt is not in its history: {error}")));
+        self.tell_trouble(error, Notice::of(id, format!("job {id}: this attempt is not in its history: {error}")));
     }
 
     /// Something in a directory of the queue that is none of its files. It is left where it is.

@@ -126,7 +126,7 @@ def test_an_attempt_that_is_first_asked_for_after_the_verdict_is_not_told(queue:
 
 def test_what_is_put_back_before_anybody_began_is_no_attempt(queue: Pacchettino, queue_dir: Path) -> None:
     id = queue.send_data("work")
-    claim, _ = queue._core.claim(0, 1, True, True, True)
+    claim, _ = queue._core.claim(0, 1, True, True, True, None)
     del claim
     assert (queue.status(id), queue.history(id)) == (Status.QUEUED, [])
     assert not (queue_dir / "history").exists()

@@ -16,7 +16,9 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pacchettino._retry import Backoff, logger, summary
+from pacchettino._job import Hook
+from pacchettino._retry import Backoff, summary
+from pacchettino._telling import logger
 from pacchettino._work import SLICE, Signals, Threads, Work
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
     from pacchettino._queue import Pacchettino
 
-Handlers: TypeAlias = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
+Handlers: TypeAlias = tuple[Callable[..., Any] | None, Callable[..., Any] | None, tuple[Hook, ...]]
+"""Of data jobs, of file jobs, and the hooks."""
 
 # How often it is looked whether a child lives, for those whose own children keep its end from being told.
 TICK = 1.0
@@ -119,7 +122,7 @@ class Children(Work):
     ) -> None:
         super().__init__(queue, grace)
         self.handled = 0
-        handlers = queue._on_data, queue._on_file
+        handlers = queue._on_data, queue._on_file, queue._hooks
         _check_importable(queue, handlers)
         self._new_child = partial(Child, queue, handlers, threads, drain, max_jobs)
         self._places = [Place() for _ in range(processes)]
@@ -234,10 +237,11 @@ class Children(Work):
         """Have the jobs of dead children interrupted, and told why, before others notice."""
         killed = [(child.owner, child.why) for child in dead if child.owner is not None and child.why is not None]
         try:
-            with self.queue._logging:
-                self.queue._core.recover(killed)
+            self.queue._core.recover(killed)
         except (OSError, ValueError) as error:  # the next who looks does it; ValueError: the queue is closed
             logger.warning("the jobs of worker processes that ended can't be looked after: %s", error)
+        finally:
+            self.queue._log_notices()
 
 
 def _serve(
@@ -250,7 +254,7 @@ def _serve(
     line: connection.Connection,
 ) -> None:
     """Work in a child process. Its parent says when to stop, also by its death; a SIGTERM does as well."""
-    queue._on_data, queue._on_file = handlers
+    queue._on_data, queue._on_file, queue._hooks = handlers
     work = Threads(queue, threads, drain=drain, max_jobs=max_jobs, counts=counts)
 
     def stop_on(number: int) -> None:
@@ -274,7 +278,8 @@ def _serve(
 def _check_importable(queue: Pacchettino, handlers: Handlers) -> None:
     """Raise a `TypeError` for handlers that a child process can't get."""
     main = sys.modules["__main__"]
-    for what in (*handlers, queue.retry_delay):
+    on_data, on_file, hooks = handlers
+    for what in (on_data, on_file, *hooks, queue.retry_delay):
         try:
             if getattr(what, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
                 raise pickle.PicklingError("it was typed at a prompt")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextvars
 import warnings
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from pacchettino import _core
-from pacchettino._retry import Fail, Retry, Verdict, clean, logger, summary, told_at_length
+from pacchettino._retry import Fail, Retry, Verdict, clean, summary, told_at_length
+from pacchettino._telling import about, known_attempt, logger, tell_settled
 from pacchettino._types import Duration, Result, from_milliseconds
 
 if TYPE_CHECKING:
@@ -35,9 +38,14 @@ def current_job() -> Job:
         raise RuntimeError("no job is being handled here")
     if isinstance(handled, Job):
         return handled
-    if len(handled) == 2:
-        handled.append(Job(handled[0], handled[1]))  # of two threads that do so at once the first one's is taken
-    job: Job = handled[2]
+    return job_of(handled)
+
+
+def job_of(handling: Handling) -> Job:
+    """The same for each who asks."""
+    if len(handling) == 2:
+        handling.append(Job(handling[0], handling[1]))  # of two threads that do so at once the first one's is taken
+    job: Job = handling[2]
     return job
 
 
@@ -53,13 +61,12 @@ class Job:
     In a forked child the parent's job is inert: a verdict raises `RuntimeError`, dropping it does nothing.
     """
 
-    __slots__ = ("__weakref__", "_attempt", "_claim", "_data", "_outer", "_queue")
+    __slots__ = ("__weakref__", "_claim", "_data", "_outer", "_queue")
 
     def __init__(self, claim: _core.Claim, queue: Pacchettino) -> None:
         self._claim = claim
         self._queue = queue
         self._data: bytes | None = None
-        self._attempt: int | None = None
         self._outer: Handling | Job | None = None
         claim.begin()
 
@@ -104,9 +111,7 @@ class Job:
 
         Read from the job's history when first asked for; `RuntimeError` if that is after the verdict.
         """
-        if self._attempt is None:
-            self._attempt = self._claim.attempt()
-        return self._attempt
+        return self._claim.attempt()
 
     @property
     def sent_at(self) -> datetime:
@@ -123,16 +128,16 @@ class Job:
         before that, the job is interrupted. The same holds for `fail` and `retry`. With `durable`, the verdict is on
         the disk when this returns.
         """
-        self._claim.succeed()
+        self._settle(self._claim.succeed)
 
     def fail(self, reason: str | None = None) -> None:
         """The job can't be done: to `failed/`, or deleted where the keep policy says so.
 
         The reason is logged, and kept in the job's history.
         """
-        self._claim.fail(None if reason is None else clean(reason), None)
+        self._settle(partial(self._claim.fail, None if reason is None else clean(reason)))
         if reason is not None:
-            logger.warning("job %s failed: %s", self.id, reason, extra={"job_id": self.id})
+            logger.warning("job %s failed: %s", self.id, reason, extra=about(self._claim))
 
     def retry(self, delay: Duration | None = None, reason: str | None = None) -> None:
         """Once more, after `delay` (seconds or a `timedelta`; the queue's `retry_delay` if `None`).
@@ -141,7 +146,7 @@ class Job:
         delay that no job's name can hold; the job then has no verdict yet.
         """
         said = None if reason is None else clean(reason)
-        self._queue._attempts.retry(self._claim, Verdict(Result.RETRY, said, delay=delay))
+        self._settle(partial(self._queue._attempts.retry, self._claim, Verdict(Result.RETRY, said, delay=delay)))
 
     def __enter__(self) -> Job:
         self._outer = current.get()
@@ -163,18 +168,28 @@ class Job:
             self._settle_by(error)
         except (OSError, ValueError) as unsettled:  # a retry in a year that no name can hold is a ValueError
             # The error of the block is the one to go on.
-            logger.error("job %s could not be settled: %s", self.id, unsettled, extra={"job_id": self.id})
+            logger.error("job %s could not be settled: %s", self.id, unsettled, extra=about(self._claim))
         return is_verdict
 
     def _settle_by(self, error: BaseException) -> None:
         if not isinstance(error, Exception):
-            self._claim.interrupt(summary(error), told_at_length(error))
+            self._settle(partial(self._claim.interrupt, summary(error), told_at_length(error)))
             return
         verdict = Verdict.of(error, self._queue.retry_on)
         if verdict.result is Result.RETRY:
-            self._queue._attempts.retry(self._claim, verdict)
+            self._settle(partial(self._queue._attempts.retry, self._claim, verdict))
         else:
-            self._claim.fail(verdict.reason, verdict.traceback)
+            self._settle(partial(self._claim.fail, verdict.reason, verdict.traceback))
+
+    def _settle(self, give: Callable[[], None]) -> None:
+        """Give the verdict, and tell of it; of one that the disk does not take yet as well."""
+        if self._queue._is_watched:
+            known_attempt(self._claim)  # nobody can look it up after the verdict
+        try:
+            give()
+        finally:
+            if self._queue._is_watched:
+                tell_settled(self, self._queue._hooks)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Job can't be copied or pickled: it is this process's claim")
@@ -188,7 +203,11 @@ class Job:
                 source=self,
                 stacklevel=2,
             )
-            claim.interrupt("dropped without a verdict", None)
+            self._settle(partial(claim.interrupt, "dropped without a verdict"))
 
     def __repr__(self) -> str:
         return f"<Job {self.entry!r}>"
+
+
+Hook: TypeAlias = Callable[[Job, str, float], object]
+"""Who is told what came of a job, and after how many seconds."""

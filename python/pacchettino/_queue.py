@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import partial
+from logging import INFO
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from pacchettino import _core, _types
-from pacchettino._job import Job, current
+from pacchettino._job import Handling, Hook, Job, current, job_of
 from pacchettino._limits import checked_limit, with_room
 from pacchettino._retry import (
     Attempts,
@@ -28,11 +29,11 @@ from pacchettino._retry import (
     checked_delay,
     clean,
     count,
-    logger,
     summary,
     told_at_length,
 )
 from pacchettino._stats import Stats
+from pacchettino._telling import about, logger, tell_moved, tell_settled, tell_taken
 from pacchettino._types import (
     LAST_MILLISECOND,
     Attempt,
@@ -57,6 +58,7 @@ DataHandler: TypeAlias = Callable[[str, bytes], Result | None]
 FileHandler: TypeAlias = Callable[[str, str, Path], Result | None]
 D = TypeVar("D", bound=DataHandler)
 F = TypeVar("F", bound=FileHandler)
+H = TypeVar("H", bound=Hook)
 
 # Daemon threads stay out of an interpreter that ends. Lock files of a process that ends in order go with it; those of
 # one that dies are noticed by their lock.
@@ -121,6 +123,8 @@ class Pacchettino:
         self._interrupted_attempts = count(interrupted_attempts, "interrupted_attempts", 0)
         self._on_data: DataHandler | None = None
         self._on_file: FileHandler | None = None
+        self._hooks: tuple[Hook, ...] = ()
+        self._is_watched = False
         by_pid = _by_pid(crash_detection)
         self._max_queued = None if max_queued is None else checked_limit(max_queued, "max_queued", 1)
         self._min_free = checked_limit(min_free, "min_free", 0)
@@ -292,6 +296,24 @@ class Pacchettino:
         self._on_file = handler
         return handler
 
+    def on_settled(self, hook: H) -> H:
+        """Call `hook(job, outcome, seconds)` for each job that gets its verdict in this process through this instance.
+
+        A decorator or a plain call; there may be several. `outcome` is `"success"`, `"failed"`, `"retry"` or
+        `"interrupted"`, as it came to be: a retry too many is `"failed"`. `seconds` is how long the job was in hand,
+        until the verdict. The job knows its `id`, `kind`, `name` and `attempt`; its `data` can't be read any more.
+
+        It is called once, after the verdict, in the thread that gave it. That is also before the next flush of a
+        `durable` queue's `receive`, and where the disk does not take the verdict at once: it is kept then, and if the
+        process ends before the disk takes it, the job is interrupted after all. Nobody is called for jobs of consumers
+        that died. The worker processes of `work` call the hooks that were set before it. What a hook raises is logged,
+        and goes no further.
+        """
+        _check_handler(hook, "a hook")
+        self._hooks += (hook,)
+        self._is_watched = True
+        return hook
+
     def receive(self, *, fifo: bool | None = None) -> int:
         """Handle the jobs that wait now, each at most once. Returns how many were handled, whatever the verdict.
 
@@ -376,7 +398,7 @@ class Pacchettino:
                 is only one.
 
         Raises:
-            TypeError: There are to be child processes, and a handler (or `retry_delay`) can't be imported by them.
+            TypeError: There are to be child processes, and a handler, hook or `retry_delay` can't be imported by them.
             ValueError: `job_timeout` with more than one thread in a process: they would be killed together.
             RuntimeError: There is no handler, or the first worker process ended before it began.
             KeyboardInterrupt: After a second signal, if the first was SIGINT, or where `grace` ended it.
@@ -429,7 +451,12 @@ class Pacchettino:
         if kind not in (None, "data", "file"):
             raise ValueError(f"kind must be 'data', 'file' or None, not {kind!r}")
         claim = self._claim(_timeout(timeout), fifo, kind != "file", kind != "data")
-        return None if claim is None else Job(claim, self)
+        if claim is None:
+            return None
+        self._look_who_watches()
+        if self._is_watched:
+            tell_taken(claim)
+        return Job(claim, self)
 
     # Looking
 
@@ -537,10 +564,12 @@ class Pacchettino:
         know nothing of pauses (those built on the D library) go on taking jobs.
         """
         self._core.pause()
+        logger.info("%s: paused", self.base_dir)
 
     def resume(self) -> None:
         """End a pause. Who waits goes on at once where the kernel tells (Linux), elsewhere within 50 ms."""
         self._core.resume()
+        logger.info("%s: resumed", self.base_dir)
 
     @property
     def paused(self) -> bool:
@@ -552,7 +581,7 @@ class Pacchettino:
 
         A job that somebody has claimed is not taken away: of a claim and a `cancel` at the same moment one succeeds.
         """
-        return self._core.cancel(id)
+        return tell_moved(id, "cancelled", self._core.cancel(id))
 
     # Tidying
 
@@ -562,14 +591,16 @@ class Pacchettino:
         Looks first whether consumers have died, whose jobs are then interrupted. Its attempts are counted anew; its
         history stays.
         """
-        return self._core.requeue(id)
+        return tell_moved(id, "put back", self._core.requeue(id))
 
     def requeue_all(self, which: KeepPolicy = KeepPolicy.FAILED | KeepPolicy.INTERRUPTED) -> int:
         """Put all jobs that are in these states now back into the queue. Returns how many there were.
 
         Looks first whether consumers have died, whose jobs are then interrupted.
         """
-        return self._core.requeue_all(int(_which(which)))
+        done = self._core.requeue_all(int(_which(which)))
+        logger.info("%s: %d jobs put back", self.base_dir, done)
+        return done
 
     def cleanup(self, which: KeepPolicy = KeepPolicy.ALL, *, older_than: Duration = 0) -> int:
         """Delete the jobs that are in these states now and were settled at least `older_than` ago.
@@ -577,7 +608,9 @@ class Pacchettino:
         Returns how many there were. The age counts from when the job got its verdict (the file's change time, `ctime`),
         not from the times that its sender's file had.
         """
-        return self._core.cleanup(int(_which(which)), seconds(older_than, "older_than"))
+        done = self._core.cleanup(int(_which(which)), seconds(older_than, "older_than"))
+        logger.info("%s: %d jobs deleted", self.base_dir, done)
+        return done
 
     def close(self) -> None:
         """End the waits of this instance in other threads and let go of what it holds. Not needed for safety.
@@ -655,25 +688,27 @@ class Pacchettino:
 
     def _handle(self, claim: _core.Claim) -> None:
         """Run the handler of a claimed job and settle it by what the handler says."""
-        name = claim.name
-        handler: Callable[..., Result | None] | None
-        arguments: tuple[Any, ...] | None
-        if name is None:
-            handler, arguments = self._on_data, self._read(claim)
-        else:
-            handler, arguments = self._on_file, (claim.id, name, Path(claim.path))
-        if arguments is None:
-            return
-        assert handler is not None
-        outer = current.get()
+        if self._is_watched:
+            tell_taken(claim)
+        handling, outer = [claim, self], current.get()
         try:
-            current.set([claim, self])
+            current.set(handling)
+            name = claim.name
+            handler: Callable[..., Result | None] | None
+            arguments: tuple[Any, ...] | None
+            if name is None:
+                handler, arguments = self._on_data, self._read(handling)
+            else:
+                handler, arguments = self._on_file, (claim.id, name, Path(claim.path))
+            if arguments is None:
+                return
+            assert handler is not None
+            # Up to here a signal puts the job back as if nothing had been. From here on nobody can tell whether the
+            # handler was entered, is in the middle, or has just returned.
+            claim.begin()
+            if not claim.is_ours:
+                return  # a signal's handler forked just now, and this is the child
             try:
-                # Up to here a signal puts the job back as if nothing had been. From here on nobody can tell whether the
-                # handler was entered, is in the middle, or has just returned.
-                claim.begin()
-                if not claim.is_ours:
-                    return  # a signal's handler forked just now, and this is the child
                 returned = handler(*arguments)
                 verdict = _SUCCESS if returned is None else self._judge(claim, handler, returned)
             except Exception as error:
@@ -681,12 +716,13 @@ class Pacchettino:
                 if verdict.result is Result.FAILED and not claim.is_settled:
                     raised = None if isinstance(error, Fail) else error
                     said = f": {verdict.reason}" if isinstance(error, Fail) and verdict.reason is not None else ""
-                    logger.error("job %s failed%s", claim.id, said, exc_info=raised, extra={"job_id": claim.id})
-            except BaseException as error:
-                if not claim.is_settled:
-                    self._settle(claim, partial(claim.interrupt, summary(error), told_at_length(error)))
-                raise
-            self._settle(claim, claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict))
+                    logger.error("job %s failed%s", claim.id, said, exc_info=raised, extra=about(claim))
+            give = claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict)
+            self._settle(handling, give)
+        except BaseException as error:
+            if claim.has_begun and not claim.is_settled:
+                self._settle(handling, partial(claim.interrupt, summary(error), told_at_length(error)))
+            raise
         finally:
             current.set(outer)
 
@@ -698,7 +734,7 @@ class Pacchettino:
             returned.close()
         name = getattr(handler, "__qualname__", handler)
         reason = f"handler {name} returned {returned!r}; it must return None or a pacchettino.Result"
-        logger.error("job %s failed: %s", claim.id, reason, extra={"job_id": claim.id})
+        logger.error("job %s failed: %s", claim.id, reason, extra=about(claim))
         return Verdict(Result.FAILED, clean(reason))
 
     def _settle_by(self, claim: _core.Claim, verdict: Verdict) -> None:
@@ -709,8 +745,9 @@ class Pacchettino:
         else:
             self._attempts.retry(claim, verdict)
 
-    def _read(self, claim: _core.Claim) -> tuple[str, bytes] | None:
+    def _read(self, handling: Handling) -> tuple[str, bytes] | None:
         """Read a data job for its handler. One that can't be read fails, unless it is this process that can't."""
+        claim: _core.Claim = handling[0]
         try:
             return claim.id, claim.read()
         except MemoryError:
@@ -718,8 +755,7 @@ class Pacchettino:
             if size < _memory():
                 claim.put_back()
                 raise
-            self._fail_unread(claim, f"its {size} bytes are more than the memory")
-            return None
+            reason = f"its {size} bytes are more than the memory"
         except RuntimeError:
             if claim.is_ours:
                 raise
@@ -728,33 +764,45 @@ class Pacchettino:
             if error.errno in _LIMITS:
                 claim.put_back()
                 raise
-            self._fail_unread(claim, f"it can't be read: {error}")
-            return None
+            reason = f"it can't be read: {error}"
+        logger.error("job %s failed: %s", claim.id, reason, extra=about(claim))
+        self._settle(handling, partial(claim.fail, clean(reason)))
+        return None
 
-    def _fail_unread(self, claim: _core.Claim, reason: str) -> None:
-        logger.error("job %s failed: %s", claim.id, reason, extra={"job_id": claim.id})
-        self._settle(claim, partial(claim.fail, clean(reason)))
-
-    def _settle(self, claim: _core.Claim, settle: Callable[[], None]) -> None:
+    def _settle(self, handling: Handling, give: Callable[[], None]) -> None:
+        """Give the verdict, unless the handler has given one, and tell of it."""
+        claim: _core.Claim = handling[0]
         try:
-            settle()
-        except (OSError, ValueError) as error:  # a retry in a year that no name can hold is a ValueError
-            logger.error("job %s could not be settled: %s", claim.id, error, extra={"job_id": claim.id})
+            give()
+        except OSError as error:
+            logger.error("job %s could not be settled: %s", claim.id, error, extra=about(claim))
+        except ValueError as error:  # a retry in a year that no name can hold
+            reason = f"it could not be settled: {error}"
+            logger.error("job %s: %s", claim.id, reason, extra=about(claim))
+            self._settle(handling, partial(claim.interrupt, reason))
         except RuntimeError:
             if not claim.is_ours:
-                logger.warning("job %s is the parent process's: its handler forked, and the child came back", claim.id)
-            elif not claim.is_settled:  # the handler may have given the verdict, through `current_job`
+                text = "job %s is the parent process's: its handler forked, and the child came back"
+                logger.warning(text, claim.id, extra=about(claim))
+            elif not claim.is_settled:
                 raise
         finally:
             if self._core.has_notices:
                 self._log_notices()
+            if self._is_watched:
+                tell_settled(job_of(handling), self._hooks)
 
     def _log_notices(self) -> None:
         """Log what the core has to tell."""
-        for notice in self._core.take_notices():
-            logger.warning("%s", notice)
+        for notice, job in self._core.take_notices():
+            logger.warning("%s", notice, extra={"job_id": job})
+
+    def _look_who_watches(self) -> None:
+        """See whether somebody wants to be told what comes of jobs; the logger is not to be asked for each of them."""
+        self._is_watched = True if self._hooks else logger.isEnabledFor(INFO)
 
     def _handled_kinds(self) -> tuple[bool, bool]:
+        self._look_who_watches()
         data, file = self._on_data is not None, self._on_file is not None
         if not data and not file:
             raise RuntimeError("there is no handler: set one with on_data_received or on_file_received, or use claim()")
@@ -856,11 +904,11 @@ def _exceptions(value: object) -> tuple[type[Exception], ...]:
     return kinds
 
 
-def _check_handler(handler: Any) -> None:
+def _check_handler(handler: Any, what: str = "a handler") -> None:
     if not callable(handler):
-        raise TypeError(f"a handler must be callable, not {type(handler).__name__}")
+        raise TypeError(f"{what} must be callable, not {type(handler).__name__}")
     if any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (handler, type(handler).__call__)):
         raise TypeError(
-            "an async def can't be a handler: it would return before its work is done; "
+            f"an async def can't be {what}: it would return before its work is done; "
             "wrap it in a function that calls asyncio.run"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import traceback
@@ -11,9 +10,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pacchettino import _core
+from pacchettino._telling import about, logger
 from pacchettino._types import Duration, Result, finite_seconds, seconds, whole_number
-
-logger = logging.getLogger("pacchettino")
 
 LONGEST_DELAY = 100 * 365.25 * 24 * 3600
 
@@ -122,8 +120,7 @@ class Attempts:
             delay = delay_seconds(self.delay, "retry_delay")
         claim.retry(delay, verdict.reason, verdict.traceback)
         if verdict.reason is not None:
-            extra = {"job_id": claim.id}
-            logger.warning("job %s is to be tried again: %s", claim.id, verdict.reason, extra=extra)
+            logger.warning("job %s is to be tried again: %s", claim.id, verdict.reason, extra=about(claim))
 
     def _attempt(self, claim: _core.Claim) -> int:
         """Count the attempts, where it matters. A history that can't be read keeps no job from being tried again."""
@@ -132,14 +129,14 @@ class Attempts:
         try:
             return claim.attempt()
         except OSError as error:
-            logger.warning("job %s: its attempts can't be counted: %s", claim.id, error, extra={"job_id": claim.id})
+            logger.warning("job %s: its attempts can't be counted: %s", claim.id, error, extra=about(claim))
             return 1
 
 
 def _give_up(claim: _core.Claim, what: str, reason: str | None, traceback: str | None) -> None:
     told = what if reason is None else f"{what}: {reason}"
     claim.fail(told, traceback)
-    logger.error("job %s failed: %s", claim.id, told, extra={"job_id": claim.id})
+    logger.error("job %s failed: %s", claim.id, told, extra=about(claim))
 
 
 def checked_delay(value: RetryDelay) -> RetryDelay:

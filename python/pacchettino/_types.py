@@ -201,7 +201,7 @@ def seconds(value: object, what: str) -> float:
     """A duration as seconds. `bool` is a `TypeError`: `receive_one(False)` must not become a timeout of 0."""
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):  # a union is made anew each time
         raise TypeError(f"{what} must be seconds (int or float) or a timedelta, not {type(value).__name__}")
     try:
         value = float(value)

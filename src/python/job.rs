@@ -2,7 +2,8 @@
 
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -24,8 +25,13 @@ pub(super) struct Claim {
     location: Arc<Location>,
     unsettled: Mutex<Option<crate::Claim>>,
     generation: u64,
-    /// Whether somebody has set about the job. Until then it can go back as if nothing had been.
-    begun: AtomicBool,
+    /// When somebody set about the job. Until then it can go back as if nothing had been.
+    begun: OnceLock<Instant>,
+    /// What came of it, and after how long.
+    verdict: OnceLock<(&'static str, Duration)>,
+    is_told: AtomicBool,
+    /// Which attempt this is, once that was looked up.
+    attempt: OnceLock<u32>,
 }
 
 /// From here on it is cheaper to let go of the interpreter once more than to copy the bytes.
@@ -38,7 +44,10 @@ impl Claim {
             location: claim.location()?,
             unsettled: Mutex::new(Some(claim)),
             generation: crate::fork::generation(),
-            begun: AtomicBool::new(false),
+            begun: OnceLock::new(),
+            verdict: OnceLock::new(),
+            is_told: AtomicBool::new(false),
+            attempt: OnceLock::new(),
         })
     }
 
@@ -52,9 +61,41 @@ impl Claim {
         f(&mut locked(&self.unsettled))
     }
 
-    fn settle(&self, py: Python<'_>, settle: impl FnOnce(crate::Claim) -> Result<(), Error> + Send) -> PyResult<()> {
-        detached(py, || self.with(|claim| claim.take().map(settle).transpose()))?
+    fn take(&self, py: Python<'_>, end: impl FnOnce(crate::Claim) -> Result<(), Error> + Send) -> PyResult<()> {
+        detached(py, || self.with(|claim| claim.take().map(end).transpose()))?
             .ok_or_else(|| PyRuntimeError::new_err("the job has its verdict already: there is one for each claim"))
+    }
+
+    fn settle(&self, py: Python<'_>, outcome: Outcome, why: Why) -> PyResult<()> {
+        self.take(py, |claim| {
+            // Nobody can look it up after the verdict. One that is recorded needs it anyhow.
+            if outcome != Outcome::Success {
+                _ = self.look_up_attempt(&claim); // that it can't be read, the record will tell
+            }
+            _ = self.verdict.set((name_of(outcome), self.duration())); // it is the first
+            claim.settle_because(outcome, why)
+        })
+    }
+
+    fn look_up_attempt(&self, claim: &crate::Claim) -> Result<u32, Error> {
+        let attempt = claim.attempt()?;
+        Ok(*self.attempt.get_or_init(|| attempt))
+    }
+
+    fn duration(&self) -> Duration {
+        match self.verdict.get() {
+            Some((_, duration)) => *duration,
+            None => self.begun.get().map(Instant::elapsed).unwrap_or_default(),
+        }
+    }
+}
+
+fn name_of(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Success => "success",
+        Outcome::Failed => "failed",
+        Outcome::Interrupted => "interrupted",
+        Outcome::Retry(_) => "retry",
     }
 }
 
@@ -86,8 +127,25 @@ impl Claim {
     }
 
     #[getter]
-    fn is_settled(&self, py: Python<'_>) -> bool {
-        detached(py, || self.with(|claim| Ok(claim.is_none()))).unwrap_or(false)
+    fn has_begun(&self) -> bool {
+        self.begun.get().is_some()
+    }
+
+    #[getter]
+    fn is_settled(&self) -> bool {
+        self.verdict.get().is_some()
+    }
+
+    /// What came of it, once it is settled.
+    #[getter]
+    fn outcome(&self) -> Option<&'static str> {
+        self.verdict.get().map(|(outcome, _)| *outcome)
+    }
+
+    /// How long somebody was at it, until its verdict or until now.
+    #[getter]
+    fn seconds(&self) -> f64 {
+        self.duration().as_secs_f64()
     }
 
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
@@ -111,37 +169,45 @@ impl Claim {
         Ok(if length < large.length() { PyBytes::new(py, &data.as_bytes()[..length]) } else { data })
     }
 
+    /// What came of it, and after how many seconds: for who asks first, so that it is told once.
+    fn take_verdict(&self) -> Option<(&'static str, f64)> {
+        let (outcome, duration) = self.verdict.get().filter(|_| self.is_ours())?;
+        (!self.is_told.swap(true, Ordering::Relaxed)).then_some((*outcome, duration.as_secs_f64()))
+    }
+
     fn begin(&self) {
-        self.begun.store(true, Ordering::Relaxed);
+        self.begun.get_or_init(Instant::now);
     }
 
     fn attempt(&self, py: Python<'_>) -> PyResult<u32> {
-        detached(py, || self.with(|claim| claim.as_ref().map(crate::Claim::attempt).transpose()))?
+        if let Some(attempt) = self.attempt.get() {
+            return Ok(*attempt);
+        }
+        detached(py, || self.with(|claim| claim.as_ref().map(|claim| self.look_up_attempt(claim)).transpose()))?
             .ok_or_else(|| PyRuntimeError::new_err("the job has its verdict already: ask for its attempt before that"))
     }
 
     fn put_back(&self, py: Python<'_>) -> PyResult<()> {
-        self.settle(py, crate::Claim::put_back)
+        self.take(py, crate::Claim::put_back)
     }
 
     fn succeed(&self, py: Python<'_>) -> PyResult<()> {
-        self.settle(py, |claim| claim.settle(Outcome::Success))
+        self.settle(py, Outcome::Success, Why::default())
     }
 
     #[pyo3(signature = (reason=None, traceback=None))]
     fn fail(&self, py: Python<'_>, reason: Option<String>, traceback: Option<String>) -> PyResult<()> {
-        self.settle(py, |claim| claim.settle_because(Outcome::Failed, Why { reason, traceback }))
+        self.settle(py, Outcome::Failed, Why { reason, traceback })
     }
 
     #[pyo3(signature = (reason=None, traceback=None))]
     fn interrupt(&self, py: Python<'_>, reason: Option<String>, traceback: Option<String>) -> PyResult<()> {
-        self.settle(py, |claim| claim.settle_because(Outcome::Interrupted, Why { reason, traceback }))
+        self.settle(py, Outcome::Interrupted, Why { reason, traceback })
     }
 
     #[pyo3(signature = (delay, reason=None, traceback=None))]
     fn retry(&self, py: Python<'_>, delay: f64, reason: Option<String>, traceback: Option<String>) -> PyResult<()> {
-        let outcome = Outcome::Retry(due_after(delay)?);
-        self.settle(py, |claim| claim.settle_because(outcome, Why { reason, traceback }))
+        self.settle(py, Outcome::Retry(due_after(delay)?), Why { reason, traceback })
     }
 }
 
@@ -153,7 +219,7 @@ impl Drop for Claim {
             // The core would leave the parent's claim alone as well, but not before it looked at it.
             std::mem::forget(claim.take());
         } else if let Some(claim) = claim.take()
-            && !*self.begun.get_mut()
+            && self.begun.get().is_none()
         {
             // A signal, most likely, came between the claim and its being handed over.
             _ = claim.put_back(); // what fails is tried again

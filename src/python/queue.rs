@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::job::{self, Due, JobRef, Kinds, OwnerName};
 use crate::policy::{KeepPolicy, State};
 use crate::wait::locked;
-use crate::{CrashDetection, Limits, Order, Transfer, queue};
+use crate::{CrashDetection, Limits, Notice, Order, Transfer, queue};
 
 /// A queue in a directory.
 #[pyclass(frozen, module = "pacchettino._core")]
@@ -103,8 +103,10 @@ impl Queue {
         self.0.has_notices()
     }
 
-    fn take_notices(&self) -> Vec<String> {
-        self.0.take_notices().into_iter().map(|notice| notice.text).collect()
+    /// The lines, and the ids of the jobs that they are about.
+    fn take_notices(&self) -> Vec<(String, Option<String>)> {
+        let tell = |notice: Notice| (notice.text, notice.job.map(|id| id.to_string()));
+        self.0.take_notices().into_iter().map(tell).collect()
     }
 
     fn send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, delay: f64) -> PyResult<String> {

@@ -1,0 +1,563 @@
+"""Who wants to know what comes of jobs is told: by the log's fields, hooks, Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import os
+import re
+import runpy
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+from conftest import start_python
+from helpers import until
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+from pacchettino import Fail, Job, KeepPolicy, Pacchettino, Result, Retry, Status, current_job
+from pacchettino.metrics import QueueCollector
+from prometheus_client.parser import text_string_to_metric_families
+
+Told = list[tuple[str, str, int]]
+"""Id, outcome and attempt."""
+
+
+def watch(queue: Pacchettino) -> Told:
+    told: Told = []
+
+    @queue.on_settled
+    def tell(job: Job, outcome: str, seconds: float) -> None:
+        told.append((job.id, outcome, job.attempt))
+
+    return told
+
+
+def raiser(error: BaseException) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+# Hooks
+
+ENDINGS = [
+    (lambda: None, "success"),
+    (lambda: Result.SUCCESS, "success"),
+    (lambda: Result.FAILED, "failed"),
+    (lambda: Result.RETRY, "retry"),
+    (lambda: "no verdict", "failed"),
+    (raiser(ValueError()), "failed"),
+    (raiser(TimeoutError()), "retry"),
+    (raiser(Retry()), "retry"),
+    (raiser(Fail()), "failed"),
+    (raiser(KeyboardInterrupt()), "interrupted"),
+    (raiser(SystemExit()), "interrupted"),
+    (lambda: current_job().succeed(), "success"),
+    (lambda: current_job().fail("broken"), "failed"),
+    (lambda: current_job().retry(0), "retry"),
+]
+
+
+@pytest.mark.parametrize("policy", [KeepPolicy.ALL, KeepPolicy.NONE])
+@pytest.mark.parametrize(("act", "outcome"), ENDINGS)
+@pytest.mark.parametrize("way", ["receive", "receive_one", "with job"])
+def test_a_hook_is_told_once_of_each_verdict(
+    queue_dir: Path, way: str, act: Callable[[], Any], outcome: str, policy: KeepPolicy
+) -> None:
+    queue = Pacchettino(queue_dir, policy, retry_on=(TimeoutError,), retry_delay=60)
+    queue.on_data_received(lambda id, data: act())
+    told = watch(queue)
+    id = queue.send_data("work")
+    with suppress(BaseException):
+        if way == "with job":
+            with queue.claim() as job:  # type: ignore[union-attr]
+                returned = act()
+                if isinstance(returned, Result):
+                    {Result.SUCCESS: job.succeed, Result.FAILED: job.fail, Result.RETRY: job.retry}[returned]()
+                elif returned is not None:
+                    job.fail()
+        else:
+            getattr(queue, way)()
+    assert told == [(id, outcome, 1)]
+
+
+def test_hooks_know_the_job_and_how_long_it_was_in_hand(queue: Pacchettino, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    jobs: list[Job] = []
+    go_on = threading.Event()
+
+    @queue.on_settled
+    def first(job: Job, outcome: str, seconds: float) -> None:
+        seen.append((job.id, job.kind, job.name, job.attempt, outcome, queue.status(job.id)))
+        seen.append(seconds)
+        assert job is jobs[0]
+
+    queue.on_settled(lambda *_: seen.append("second"))
+
+    def handler(id: str, name: str, path: Path) -> None:
+        jobs.append(current_job())
+        go_on.wait(0.2)
+
+    queue.on_file_received(handler)
+    (tmp_path / "name").write_text("content")
+    id = queue.send_file(tmp_path / "name")
+    start = time.monotonic()
+    queue.receive()
+    assert seen[::2] == [(id, "file", "name", 1, "success", Status.SUCCESS), "second"]
+    assert 0.2 <= seen[1] <= time.monotonic() - start
+
+
+def test_a_hook_is_told_of_each_attempt_and_of_the_one_that_was_too_many(queue_dir: Path) -> None:
+    queue = Pacchettino(queue_dir, max_attempts=3)
+    queue.on_data_received(lambda id, data: Result.RETRY)
+    told = watch(queue)
+    id = queue.send_data("work")
+    while queue.count_queued() or queue.count_scheduled():
+        queue.receive_one(timeout=1)
+    assert told == [(id, "retry", 1), (id, "retry", 2), (id, "failed", 3)]
+
+
+@pytest.mark.filterwarnings("ignore:job .* was dropped:ResourceWarning")
+def test_a_hook_is_told_of_a_job_that_is_dropped(queue: Pacchettino) -> None:
+    told = watch(queue)
+    id = queue.send_data("work")
+    job = queue.claim()
+    del job
+    gc.collect()
+    assert told == [(id, "interrupted", 1)]
+    assert queue.is_interrupted(id)
+
+
+def test_a_hook_is_told_of_a_job_that_can_not_be_read(queue: Pacchettino, mode_bound: None) -> None:
+    told = watch(queue)
+    queue.on_data_received(lambda id, data: None)
+    id = queue.send_data("work")
+    (queue.base_dir / "queued" / f"raw-{id}").chmod(0)
+    queue.receive()
+    assert told == [(id, "failed", 1)]
+
+
+def test_no_hook_is_told_of_what_is_no_verdict(queue: Pacchettino) -> None:
+    told = watch(queue)
+    id = queue.send_data("work")
+    with queue.claim() as job:  # type: ignore[union-attr]
+        with pytest.raises(ValueError, match="after the year 2286"):
+            job.retry(1e12)
+        assert told == []
+    with pytest.raises(RuntimeError):
+        job.fail()
+    assert told == [(id, "success", 1)]
+
+
+def test_a_verdict_that_the_disk_does_not_take_is_told_when_it_is_given(queue: Pacchettino, mode_bound: None) -> None:
+    told = watch(queue)
+    queue.on_data_received(lambda id, data: None)
+    ids = queue.send_many(["work"] * 2)
+    success = queue.base_dir / "success"
+    success.chmod(0o500)
+    assert queue.receive_one(fifo=True)
+    job = queue.claim()
+    assert job is not None
+    with pytest.raises(PermissionError):
+        job.succeed()
+    assert told == [(id, "success", 1) for id in ids]
+    assert queue.count_processing() == 2
+    success.chmod(0o700)
+    queue.receive()
+    assert queue.count_successful() == 2
+    assert len(told) == 2
+
+
+def test_a_hook_that_raises_is_logged_and_harms_nobody(queue: Pacchettino, caplog: pytest.LogCaptureFixture) -> None:
+    queue.on_settled(lambda *_: 1 / 0)
+    told = watch(queue)
+    queue.on_data_received(lambda id, data: None)
+    ids = queue.send_many(["work"] * 2)
+    assert queue.receive(fifo=True) == 2
+    assert [id for id, *_ in told] == ids
+    assert [record.job_id for record in caplog.records] == ids  # type: ignore[attr-defined]
+    assert caplog.text.count("ZeroDivisionError") == 2
+
+
+def test_a_hook_that_is_interrupted_goes_on_as_such_and_the_verdict_stands(queue: Pacchettino) -> None:
+    queue.on_settled(lambda *_: raiser(KeyboardInterrupt())())
+    queue.on_data_received(lambda id, data: None)
+    id = queue.send_data("work")
+    with pytest.raises(KeyboardInterrupt):
+        queue.receive()
+    assert queue.is_success(id)
+
+
+def test_a_signal_just_after_the_verdict_keeps_no_hook_from_being_told(queue: Pacchettino) -> None:
+    told = watch(queue)
+    queue.on_data_received(lambda id, data: Result.FAILED)
+    id = queue.send_data("work")
+    give = queue._settle_by
+
+    def give_and_interrupt(*arguments: Any) -> None:
+        give(*arguments)
+        raise KeyboardInterrupt
+
+    queue._settle_by = give_and_interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        queue.receive()
+    assert told == [(id, "failed", 1)]
+
+
+def test_a_retry_that_no_name_can_hold_is_told_as_the_interruption_that_it_is(
+    queue: Pacchettino, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pacchettino._retry.LONGEST_DELAY", math.inf)
+    told = watch(queue)
+    queue.on_data_received(lambda id, data: raiser(Retry(1e12))())
+    id = queue.send_data("work")
+    assert queue.receive() == 1
+    assert told == [(id, "interrupted", 1)]
+    (attempt,) = queue.history(id)
+    assert attempt.ended == "interrupted"
+    assert "it could not be settled: the delay ends after the year 2286" in (attempt.reason or "")
+
+
+def test_a_hook_that_is_set_while_a_job_is_in_hand_is_told_of_it(queue: Pacchettino) -> None:
+    id = queue.send_data("work")
+    job = queue.claim()
+    told = watch(queue)
+    assert job is not None
+    job.succeed()
+    assert told == [(id, "success", 1)]
+
+
+def test_what_is_no_hook_is_refused(queue: Pacchettino) -> None:
+    async def later(*_: object) -> None:
+        pass
+
+    for nothing, what in ((None, "a hook must be callable"), (later, "an async def can't be a hook")):
+        with pytest.raises(TypeError, match=what):
+            queue.on_settled(nothing)  # type: ignore[type-var]
+
+    def hook(job: Job, outcome: str, seconds: float) -> None:
+        pass
+
+    assert queue.on_settled(hook) is hook
+
+
+@pytest.mark.needs("fork")
+def test_a_forked_child_tells_nothing_of_its_parent_s_job(queue: Pacchettino) -> None:
+    told = watch(queue)
+    queue.send_data("work")
+    job = queue.claim()
+    assert job is not None
+    pid = os.fork()
+    if pid == 0:
+        with suppress(RuntimeError):
+            job.succeed()
+        os._exit(len(told))
+    assert os.waitpid(pid, 0)[1] == 0
+    job.succeed()
+    assert len(told) == 1
+
+
+# The log
+
+
+def test_every_record_has_the_fields(queue_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    queue = Pacchettino(queue_dir, max_attempts=2)
+    queue.on_data_received(lambda id, data: raiser(Retry(reason="not yet"))())
+    id = queue.send_data("work")
+    while queue.count_queued() or queue.count_scheduled():
+        queue.receive_one(timeout=1)
+    (queue_dir / "queued" / "stranger").write_text("")
+    queue.send_data("work")
+    job = queue.claim()
+    assert job is not None
+    job.succeed()
+    fields = [(r.job_id, r.attempt, type(r.duration)) for r in caplog.records]  # type: ignore[attr-defined]
+    assert fields == [(id, 1, float), (id, 2, float), (None, None, type(None))]
+    assert "stranger" in caplog.records[-1].message
+
+
+def test_what_the_core_tells_of_a_job_has_its_id(queue: Pacchettino, caplog: pytest.LogCaptureFixture) -> None:
+    @queue.on_file_received
+    def remove(id: str, name: str, path: Path) -> None:
+        path.unlink()
+
+    id = queue.send_file(__file__)
+    queue.receive()
+    (record,) = caplog.records
+    assert "moved or deleted" in record.message
+    assert record.job_id == id  # type: ignore[attr-defined]
+
+
+def test_what_goes_well_is_logged_for_who_asks(queue: Pacchettino, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "pacchettino")
+    queue.on_data_received(lambda id, data: None)
+    id = queue.send_data("work")
+    queue.receive()
+    other = queue.send_data("work")
+    with queue.claim():  # type: ignore[union-attr]
+        pass
+    told = [(record.levelname, re.sub("job .{36} |, .*", "", record.message)) for record in caplog.records]
+    assert told == [("DEBUG", "taken"), ("INFO", "settled: success")] * 2
+    fields = [(r.job_id, r.attempt, r.outcome) for r in caplog.records]  # type: ignore[attr-defined]
+    assert fields == [(id, 1, None), (id, 1, "success"), (other, 1, None), (other, 1, "success")]
+    caplog.clear()
+    queue.pause()
+    queue.resume()
+    queue.cancel(queue.send_data("work"))
+    queue.requeue(id)
+    queue.cleanup()
+    assert [record.levelno for record in caplog.records] == [logging.INFO] * 5
+
+
+def test_a_program_that_sets_up_no_logging_sees_warnings_and_no_more(queue_dir: Path) -> None:
+    program = """
+import sys
+from pacchettino import Pacchettino
+queue = Pacchettino(sys.argv[1])
+queue.on_data_received(lambda id, data: 1 / 0 if data == b"bad" else None)
+queue.send_many(["good", "bad"])
+queue.pause()
+queue.resume()
+queue.receive()
+"""
+    with start_python(program, queue_dir) as peer:
+        out, err = peer.communicate(timeout=60)
+    assert out == ""
+    assert err.count("job ") == 1
+    assert "ZeroDivisionError" in err
+
+
+# Prometheus
+
+
+@pytest.fixture
+def scrape() -> Iterator[Callable[[QueueCollector], dict[str, float]]]:
+    """Fetches samples by HTTP, as Prometheus does: `name{label,...}`, the labels by the order of their names."""
+    servers = []
+
+    def scrape(collector: QueueCollector) -> dict[str, float]:
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(collector)
+        server, _ = prometheus_client.start_http_server(0, "127.0.0.1", registry)
+        servers.append(server)
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        labels = [",".join(value for _, value in sorted(sample.labels.items())) for sample in samples]
+        names = [sample.name.removeprefix("pacchettino_") for sample in samples]
+        return {f"{name}{{{of}}}": sample.value for name, of, sample in zip(names, labels, samples, strict=True)}
+
+    yield scrape
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+Scrape = Callable[[QueueCollector], dict[str, float]]
+
+
+def test_a_scrape_shows_what_is_in_each_queue(tmp_path: Path, scrape: Scrape) -> None:
+    first, second = Pacchettino(tmp_path / "first"), Pacchettino(tmp_path / "second")
+    collector = QueueCollector(registry=None, max_age=0)
+    collector.add(first, "first")
+    collector.add(second)
+    sent = first.send_many(["work"] * 3)
+    due = time.time() + 3600
+    first.send_data("later", delay=3600)
+    first.claim(fifo=True).fail()  # type: ignore[union-attr]
+    held = first.claim(fifo=True)
+    assert held is not None
+    second.pause()
+    seen = scrape(collector)
+    label = str(second.base_dir)
+    states = {"scheduled": 1, "queued": 1, "processing": 1, "success": 0, "failed": 1, "interrupted": 0}
+    assert {state: seen[f"jobs{{first,{state}}}"] for state in states} == states
+    assert {seen[f"jobs{{{label},{state}}}"] for state in states} == {0}
+    assert (
+        0
+        <= seen["oldest_job_age_seconds{first}"]
+        == pytest.approx(time.time() - first.sent_at(sent[2]).timestamp(), abs=30)
+    )
+    assert seen["next_due_timestamp_seconds{first}"] == pytest.approx(due, abs=30)
+    assert f"next_due_timestamp_seconds{{{label}}}" not in seen
+    assert (seen["consumers{first}"], seen["held_jobs{first}"], seen[f"consumers{{{label}}}"]) == (1, 1, 0)
+    assert (seen["paused{first}"], seen[f"paused{{{label}}}"]) == (0, 1)
+    assert (seen["up{first}"], seen[f"up{{{label}}}"]) == (1, 1)
+    held.succeed()
+    until(lambda: scrape(collector)["jobs{first,success}"] == 1)
+
+
+def test_a_scrape_tells_how_many_jobs_were_done_and_how_long_they_took(queue_dir: Path, scrape: Scrape) -> None:
+    name = str(queue_dir)
+    queue = Pacchettino(queue_dir)
+    collector = QueueCollector(registry=None)
+    collector.add(queue)
+    other = Pacchettino(queue_dir)
+    collector.add(other, name)
+    collector.add(queue, name)  # once more changes nothing
+
+    @queue.on_data_received
+    def fail(id: str, data: bytes) -> Result:
+        threading.Event().wait(0.06 if data == b"slow" else 0)
+        return Result.FAILED
+
+    queue.send_many(["slow", "bad", "bad"])
+    queue.receive(fifo=True)
+    queue.send_data("work")
+    other.claim().succeed()  # type: ignore[union-attr]
+    seen = scrape(collector)
+    assert seen[f"job_duration_seconds_count{{failed,{name}}}"] == 3
+    assert seen[f"job_duration_seconds_count{{success,{name}}}"] == 1
+    assert 0.06 <= seen[f"job_duration_seconds_sum{{failed,{name}}}"] < 30
+    assert seen[f"job_duration_seconds_bucket{{0.05,failed,{name}}}"] == 2
+
+
+def test_figures_are_read_again_when_they_are_old(queue: Pacchettino, scrape: Scrape) -> None:
+    kept, fresh = QueueCollector(registry=None, max_age=1000), QueueCollector(registry=None, max_age=0)
+    kept.add(queue, "kept")
+    fresh.add(queue, "fresh")
+    for waiting in range(3):
+        until(lambda waiting=waiting: scrape(fresh)["jobs{fresh,queued}"] == waiting)
+        assert scrape(kept)["jobs{kept,queued}"] == 0
+        queue.send_data("work")
+    assert scrape(kept)["figures_age_seconds{kept}"] > scrape(fresh)["figures_age_seconds{fresh}"] >= 0
+
+
+def test_figures_that_take_long_to_read_are_left_alone_for_a_while(queue_dir: Path, scrape: Scrape) -> None:
+    class Slow(Pacchettino):
+        reads = 0
+
+        def stats(self) -> Any:
+            self.reads += 1
+            threading.Event().wait(0.5)
+            return super().stats()
+
+    queue = Slow(queue_dir)
+    collector = QueueCollector(registry=None, max_age=0)
+    collector.add(queue, "slow")
+    for _ in range(3):
+        assert scrape(collector)["jobs{slow,queued}"] == 0
+    assert queue.reads == 1
+
+
+def test_a_queue_that_can_not_be_read_hides_no_other(
+    tmp_path: Path, scrape: Scrape, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = Pacchettino(tmp_path / "good"), Pacchettino(tmp_path / "bad")
+    collector = QueueCollector(registry=None)
+    collector.add(good, "good")
+    collector.add(bad, "bad")
+    bad.close()
+    seen = scrape(collector)
+    assert (seen["up{good}"], seen["up{bad}"], seen["jobs{good,queued}"]) == (1, 0, 0)
+    assert "jobs{bad,queued}" not in seen
+    assert "bad: its figures can't be read: " in caplog.text
+
+
+def test_one_name_is_one_queue_s(tmp_path: Path) -> None:
+    collector = QueueCollector(registry=None)
+    collector.add(Pacchettino(tmp_path / "a"), "name")
+    with pytest.raises(ValueError, match="another queue already"):
+        collector.add(Pacchettino(tmp_path / "b"), "name")
+
+
+def test_a_collector_registers_itself_once() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    QueueCollector(registry=registry)
+    with pytest.raises(ValueError, match="Duplicated"):
+        QueueCollector(registry=registry)
+
+
+@pytest.mark.parametrize("way", ["added up", "by itself"])
+def test_what_worker_processes_have_done_is_added_up_where_that_was_asked_for(tmp_path: Path, way: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("""
+import sys
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from pacchettino import Pacchettino
+from pacchettino.metrics import QueueCollector
+
+def handle(id, data):
+    pass
+
+if __name__ == "__main__":
+    base, way = sys.argv[1:]
+    registry = CollectorRegistry()
+    if way == "added up":
+        multiprocess.MultiProcessCollector(registry)
+    queue = Pacchettino(base)
+    QueueCollector(registry=registry).add(queue, "name")
+    queue.on_data_received(handle)
+    queue.send_many(["work"] * 9)
+    queue.work(processes=2, drain=True)
+    queue.send_data("work")
+    queue.receive()
+    print(generate_latest(registry).decode())
+""")
+    (tmp_path / "files").mkdir()
+    more = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "files")} if way == "added up" else {}
+    command = [sys.executable, str(program), str(tmp_path / "queue"), way]
+    told = subprocess.run(command, env=os.environ | more, capture_output=True, text=True, timeout=60, check=True).stdout
+    done = 10 if way == "added up" else 1
+    assert f'pacchettino_job_duration_seconds_count{{outcome="success",queue="name"}} {done}.0\n' in told
+    assert told.count("# TYPE pacchettino_job_duration_seconds histogram") == 1
+    assert 'pacchettino_jobs{queue="name",state="success"} 10.0\n' in told
+
+
+def test_without_prometheus_client_it_is_said_what_to_install() -> None:
+    program = "import sys; sys.modules['prometheus_client'] = None; import pacchettino.metrics"
+    with start_python(program) as peer:
+        _, err = peer.communicate(timeout=60)
+    assert err.endswith(
+        "ImportError: pacchettino.metrics needs prometheus_client: pip install pacchettino[prometheus]\n"
+    )
+
+
+# OpenTelemetry
+
+TRACING = Path(__file__).parent.parent / "examples" / "tracing.py"
+
+
+def test_the_example_makes_a_span_of_each_job(queue: Pacchettino) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    queue.on_settled(runpy.run_path(str(TRACING))["spans_of"](provider.get_tracer("test"), "uploads"))
+    go_on = threading.Event()
+    queue.on_data_received(lambda id, data: Result(go_on.wait(0.1) or "success") if data == b"good" else Result.FAILED)
+    start = time.time_ns()
+    ids = queue.send_many(["good", "bad"])
+    queue.receive(fifo=True)
+    good, bad = exporter.get_finished_spans()
+    for span, id, outcome in ((good, ids[0], "success"), (bad, ids[1], "failed")):
+        assert span.name == "process uploads"
+        assert span.attributes is not None
+        assert span.attributes["messaging.message.id"] == id
+        assert span.attributes["pacchettino.attempt"] == 1
+        assert span.attributes["pacchettino.outcome"] == outcome
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert start <= span.start_time <= span.end_time <= time.time_ns()
+    assert (good.status.status_code, bad.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
+    assert good.end_time - good.start_time >= 100_000_000  # type: ignore[operator]
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    id = Pacchettino(tmp_path / "queue").send_data("hello")
+    command = [sys.executable, str(TRACING)]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "data: hello\n1 jobs handled\n" in told
+    assert f'"messaging.message.id": "{id}"' in told
