@@ -657,7 +657,7 @@ impl Queue {
         }
     }
 
-    /// What this process's claims are called after, as in [`HeldJob`](crate::HeldJob).
+    /// What this process's claims are called after, as [`stats`](Self::stats) tells it.
     ///
     /// # Errors
     /// [`Error::Io`] if its lock file can't be made.
