@@ -1,0 +1,193 @@
+"""What the command shows: text that is safe in a terminal, tables, ages, JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, TextIO
+
+_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_COLOURS = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
+
+
+def safe(text: str) -> str:
+    """Have text for one line of a terminal: what would act there, or is no text, is escaped.
+
+    A name may hold anything: control characters, bytes that are no UTF-8 (surrogates), marks that turn the direction.
+    """
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    code = ord(character)
+    if character.isprintable():
+        return character
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a name that is no UTF-8
+        return rf"\x{code - 0xDC00:02x}"
+    return rf"\x{code:02x}" if code < 0x100 else rf"\u{code:04x}" if code < 0x10000 else rf"\U{code:08x}"
+
+
+def safe_lines(text: str) -> list[str]:
+    """Have text of several lines, such as a traceback, as safe lines."""
+    return [safe(line.replace("\t", "    ")) for line in text.splitlines()]
+
+
+def table(rows: Iterable[Sequence[str]], headings: Sequence[str], widths: Sequence[int] | None = None) -> Iterator[str]:
+    """Lay out rows in columns, under their headings. Cells are made safe; the last column is not filled up.
+
+    With `widths` a line comes as soon as its row does; without, all rows are looked at first.
+    """
+    cells: Iterator[list[str]] = ([safe(cell) for cell in row] for row in rows)
+    if widths is None:
+        known = list(cells)
+        cells = iter(known)
+        widths = [max(map(_width, column)) for column in zip(headings, *known, strict=True)]
+    yield _line(headings, widths)
+    for row in cells:
+        yield _line(row, widths)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    *filled, last = cells
+    padded = (cell + " " * (width - _width(cell)) for cell, width in zip(filled, widths, strict=False))
+    return "  ".join([*padded, last])
+
+
+def _width(text: str) -> int:
+    """How many columns of a terminal text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
+        for character in text
+    )
+
+
+def age(seconds: float) -> str:
+    """Tell a time span by its two largest units: `3m 20s`, `2d 4h`."""
+    rest = max(0, int(seconds))
+    if rest < 10 and seconds > 0:
+        return f"{int(seconds * 10) / 10}s"
+    for place, (unit, size) in enumerate(_UNITS):
+        if rest >= size:
+            whole, rest = divmod(rest, size)
+            unit_below, size_below = _UNITS[min(place + 1, len(_UNITS) - 1)]
+            below = rest // size_below if size > 1 else 0
+            return f"{whole}{unit} {below}{unit_below}" if below else f"{whole}{unit}"
+    return "0s"
+
+
+def moment(time: datetime) -> str:
+    """Tell a time as ISO 8601, UTC, to the second; all are equally long."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def as_json(value: object) -> str:
+    """Have one line of JSON, in ASCII. Times are ISO 8601 in UTC, spans seconds, odd bytes of names surrogates."""
+    import json
+
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(f"can't be written as JSON: {value!r}")
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether colours are wanted there: on a terminal that has them, unless `NO_COLOR` says otherwise."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured(text: str, colour: str, stream: TextIO) -> str:
+    """Have text in colour (`bold`, `red`, `green`, `yellow`), where colours are wanted."""
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if has_colours(stream) else text
+
+
+class Progress:
+    """A line on standard error that tells how far sending is, if that is a terminal which nobody types into.
+
+    With `total`, which is what there is to be read, it has a bar, and tells how long it will take.
+    """
+
+    WIDTH = 20
+    PAUSE = 0.1
+
+    def __init__(self, total: int | None) -> None:
+        self._total = total
+        self._stream = sys.stderr if _is_terminal(sys.stderr) and not _is_terminal(sys.stdin) else None
+        self._shares_screen = _is_terminal(sys.stdout)
+        self._began = time.monotonic()
+        self._next = self._began
+        self._sent = 0
+        self._is_shown = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._erase()
+            passed = time.monotonic() - self._began
+            self._write(f"{self._sent:,} jobs sent in {age(passed)}, {self._rate(passed):,.0f}/s\n")
+
+    def hide(self) -> None:
+        """Make way for output, where that goes to the same screen."""
+        if self._shares_screen:
+            self._erase()
+
+    def show(self, sent: int, read: int) -> None:
+        """Tell how many jobs were sent, and how much was read; not too often."""
+        self._sent = sent
+        now = time.monotonic()
+        if self._stream is None or now < self._next:
+            return
+        self._next = now + self.PAUSE
+        from shutil import get_terminal_size
+
+        passed = now - self._began
+        line = f"{sent:,} jobs  {self._rate(passed):,.0f}/s  {age(passed)}"
+        if self._total:
+            share = min(1.0, read / self._total)
+            bar = "#" * int(share * self.WIDTH)
+            line = f"{share:4.0%} [{bar:<{self.WIDTH}}] {line}, {age(passed / share - passed)} to go"
+        self._erase()
+        self._write(line[: get_terminal_size().columns - 1])
+        self._is_shown = True
+
+    def _rate(self, passed: float) -> float:
+        return self._sent / max(passed, 0.001)
+
+    def _erase(self) -> None:
+        if self._is_shown:
+            self._write("\r\x1b[K")
+            self._is_shown = False
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            with suppress(OSError):  # the terminal is gone; what matters goes on
+                self._stream.write(text)
+                self._stream.flush()
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
