@@ -37,6 +37,7 @@ NEEDS = {
 
 # Files that can't even be imported where there is none of that.
 ONLY_POSIX = {
+    "test_command.py": "signals, terminals and a shell",
     "test_costs.py": "seccomp",
     "test_crashes.py": "seccomp",
     "test_flushes.py": "seccomp",

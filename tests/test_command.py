@@ -1,0 +1,812 @@
+"""The command: run as a process, with real signals and a real terminal."""
+
+import base64
+import getpass
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import PATIENCE, dead_pid, has_ended, lay_down, new_id, until
+from pacchettino import Job, Pacchettino, Status
+from pacchettino._command import parse
+
+COMMAND = [sys.executable, "-m", "pacchettino"]
+ROOT = Path(__file__).parent.parent
+SUBCOMMANDS = ("send", "work", "status", "ls", "show", "requeue", "cancel", "cleanup", "pause", "resume")
+ODD_NAME = os.fsdecode(b"two\nlines \x1b[31m \xff \xe2\x80\xae.txt")
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**kept, "PYTHONWARNINGS": "error", **more}
+
+
+def run(*arguments: str | Path, input: bytes | str = b"", status: int = 0, error: str = "", **options: Any) -> str:
+    """Run the command, and give what it prints. It must end as is said, and complain of that alone."""
+    options.setdefault("env", environment())
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=input.encode() if isinstance(input, str) else input,
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE,
+        **options,
+    )
+    said = done.stderr.decode(errors="replace")
+    assert done.returncode == status, said
+    assert "Traceback" not in said
+    if error:
+        assert error in said
+    else:
+        assert said == ""
+    return done.stdout.decode()
+
+
+def rows(output: str) -> list[Any]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def contents(queue: Pacchettino, status: Status = Status.QUEUED) -> list[bytes]:
+    return [job.path.read_bytes() for job in queue.jobs(status)]
+
+
+# Sending
+
+
+def test_send_sends_files_and_prints_their_ids(queue: Pacchettino, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.txt", "-b", ODD_NAME)]
+    for file in files:
+        file.write_text(file.name, errors="surrogateescape")
+    ids = run("send", queue.base_dir, *files[:1], "--", "-b", files[2], cwd=tmp_path).split()
+    jobs = list(queue.jobs(Status.QUEUED))
+    assert [job.id for job in jobs] == ids
+    assert [job.name for job in jobs] == [file.name for file in files]
+    assert [job.path.read_bytes() for job in jobs] == [os.fsencode(file.name) for file in files]
+    assert all(file.exists() for file in files)
+
+
+def test_send_moves_and_delays(queue_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("moved")
+    (id,) = run("send", queue_dir, "--delay", "1.5h", "--move", file).split()
+    assert not file.exists()
+    with Pacchettino(queue_dir) as queue:  # which it made
+        (job,) = queue.jobs(Status.SCHEDULED)
+        assert job.id == id
+        assert job.due is not None
+        assert abs((job.due - job.sent_at).total_seconds() - 5400) < 1
+
+
+def test_send_says_what_it_does_not_understand(queue: Pacchettino, tmp_path: Path) -> None:
+    for arguments, said in (
+        ((), "one of: FILEs, --data TEXT, --lines"),
+        (("a", "--lines"), "one of: FILEs, --data TEXT, --lines"),
+        (("a", "-"), "goes alone"),
+        (("--data", "a", "--move"), "--move is for FILEs"),
+        (("--data", "a", "--delay", "1y"), "'1y' (such as 90, 1.5h, 10m, 7d)"),
+        (("--data", "a", "--delay", "999999999d"), "2286"),
+        (("--data", "a", "--min-free", "1E"), "'1E' (such as"),
+    ):
+        run("send", queue.base_dir, *arguments, status=2, error=said)
+    assert queue.count_all() == 0
+
+
+def test_send_sends_text_and_standard_input(queue: Pacchettino) -> None:
+    run("send", queue.base_dir, "--data", "a", "--data", os.fsdecode(b"\xc3\xbc\xff"), "--durable")
+    run("send", queue.base_dir, "-", input=b"\0\xff\n")
+    assert contents(queue) == [b"a", b"\xc3\xbc\xff", b"\0\xff\n"]
+
+
+def test_a_file_that_can_not_be_sent_keeps_no_other_from_it(queue: Pacchettino, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a", "missing", "directory", "long" * 60, "b")]
+    for file in files:
+        if file.name not in ("missing", "directory"):
+            file.touch()
+    files[2].mkdir()
+    printed = rows(run("send", queue.base_dir, *files, "--json", status=1, error="missing: No such file or directory"))
+    jobs = list(queue.jobs(Status.QUEUED))
+    assert printed == [{"id": job.id, "file": str(file)} for job, file in zip(jobs, (files[0], files[4]), strict=True)]
+
+
+def test_each_line_is_a_job(queue: Pacchettino) -> None:
+    ids = run("send", queue.base_dir, "--lines", input=b"a\n\n\xff\0\r\nb" + b"b" * 1_000_000).split()
+    assert contents(queue) == [b"a", b"", b"\xff\0\r", b"b" * 1_000_001]
+    assert [job.id for job in queue.jobs(Status.QUEUED)] == ids
+
+
+def test_a_line_is_sent_as_soon_as_it_comes(queue: Pacchettino) -> None:
+    command = [*COMMAND, "send", str(queue.base_dir), "--lines"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
+        assert sender.stdin is not None
+        assert sender.stdout is not None
+        for line in (b"a\nb", b"c\n"):
+            sender.stdin.write(line)
+            sender.stdin.flush()
+            id = sender.stdout.readline().decode().strip()  # comes, although there may be more to read
+            assert queue.is_queued(id)
+        sender.stdin.close()
+    assert contents(queue) == [b"a", b"bc"]
+
+
+def test_more_lines_take_no_more_memory(quick_dir: Path) -> None:
+    def peak(lines: int) -> int:
+        """Give the most memory that was taken to send so many lines, in kB."""
+        report = "import sys\nfrom pacchettino._command import main\nmain()\n"
+        report += "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr)"
+        command = [sys.executable, "-c", report, "send", str(quick_dir / str(lines)), "--lines"]
+        done = subprocess.run(command, input=(b"a line" * 30 + b"\n") * lines, capture_output=True, check=True)
+        assert len(done.stdout.split()) == lines
+        return int(done.stderr)
+
+    few, many = peak(3_000), peak(40_000)
+    assert many < few + 2_000
+
+
+def test_lines_stop_where_there_is_no_room_and_say_where_to_go_on(queue: Pacchettino) -> None:
+    lines = "".join(f"{number}\n" for number in range(20))
+    said = "8 lines were sent before, go on with line 9"
+    ids = run("send", queue.base_dir, "--lines", "--max-queued", "8", input=lines, status=1, error=said).split()
+    assert len(ids) == 8
+    assert contents(queue) == [b"%d" % number for number in range(8)]
+
+
+def test_who_blocks_waits_for_room(queue: Pacchettino) -> None:
+    run("send", queue.base_dir, "--data", "a", "--max-queued", "1")
+    run("send", queue.base_dir, "--data", "b", "--max-queued", "1", status=1, error="1 job")
+    command = [*COMMAND, "send", str(queue.base_dir), "--data", "c", "--max-queued", "1", "--block", "forever"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as sender:
+        assert sender.stdout is not None
+        assert select.select([sender.stdout], [], [], 0.5)[0] == []
+        job = queue.claim()
+        assert job is not None
+        job.succeed()
+        assert queue.is_queued(sender.stdout.readline().decode().strip())
+
+
+# A terminal
+
+
+@contextmanager
+def terminal(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str], int]]:
+    """Run a command in a terminal of its own, but for what is redirected. Gives it, what it shows, and the keys."""
+    ours, theirs = pty.openpty()
+    options.setdefault("env", environment(TERM="xterm"))
+    redirected = {name: options.pop(name) for name in ("stdin", "stdout") if name in options}
+
+    def begin() -> None:
+        kept = [os.dup(number) for number in range(len(("stdin", "stdout")))]
+        os.login_tty(theirs)
+        for number, name in enumerate(("stdin", "stdout")):
+            if name in redirected:
+                os.dup2(kept[number], number)
+            os.close(kept[number])
+
+    process = subprocess.Popen(command, preexec_fn=begin, **redirected, **options)
+    os.close(theirs)
+    shown: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:  # EIO: nobody has it open any more
+                return
+            if not data:
+                return
+            shown.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+
+    def screen() -> str:
+        process.wait(PATIENCE)
+        reader.join(PATIENCE)
+        assert not reader.is_alive(), "somebody still has the terminal open"
+        return b"".join(shown).decode()
+
+    try:
+        yield process, screen, ours
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(PATIENCE)
+        os.close(ours)
+
+
+def test_lines_have_a_progress_bar_on_a_terminal(queue: Pacchettino, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("a line\n" * 2_000)
+    command = [*COMMAND, "send", str(queue.base_dir), "--lines"]
+    with (
+        lines.open() as input,
+        (tmp_path / "ids").open("w") as output,
+        terminal(command, stdin=input, stdout=output) as (_, screen, _),
+    ):
+        shown = screen()
+    begin, *_, end = shown.split("\r\x1b[K")
+    assert "100% [####################] 1,000 jobs  " in begin
+    assert " to go" in begin
+    assert end.startswith("2,000 jobs sent in ")
+    assert end.endswith("/s\r\n")
+    assert len((tmp_path / "ids").read_text().split()) == 2_000
+
+
+def test_ids_and_the_progress_of_a_pipe_share_a_terminal(queue: Pacchettino) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"a\n" * 2_000)
+    os.close(writing)
+    with terminal([*COMMAND, "send", str(queue.base_dir), "--lines"], stdin=reading) as (_, screen, _):
+        os.close(reading)
+        shown = screen().replace("\r\n", "\n").removesuffix("\n").split("\n")
+    assert [line.rpartition("\x1b[K")[2] for line in shown[:-1]] == [job.id for job in queue.jobs(Status.QUEUED)]
+    assert "2,000 jobs sent" in shown[-1]
+    assert any("1,000 jobs" in line for line in shown)
+
+
+def test_who_types_lines_sees_no_progress(queue: Pacchettino) -> None:
+    with terminal([*COMMAND, "send", str(queue.base_dir), "--lines"]) as (_, screen, keys):
+        os.write(keys, b"hello\n")
+        until(queue.count_queued)
+        os.write(keys, b"\x04")
+        shown = screen()
+    assert "jobs" not in shown
+    assert contents(queue) == [b"hello"]
+
+
+@pytest.mark.parametrize(("more", "has_colours"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_colours_are_for_terminals_that_want_them(queue: Pacchettino, more: dict[str, str], has_colours: bool) -> None:
+    queue.send_data("a")
+    queue.claim().fail("for a test")  # type: ignore[union-attr]
+    env = environment(TERM="xterm") | more
+    env = {name: value for name, value in env.items() if name != "NO_COLOR" or more}
+    with terminal([*COMMAND, "status", str(queue.base_dir)], env=env) as (_, screen, _):
+        shown = screen()
+    assert ("\x1b[31mfailed " in shown) == has_colours
+    assert ("\x1b" in shown) == has_colours
+    assert "\x1b" not in run("status", queue.base_dir)
+
+
+# Working
+
+
+HANDLERS = """
+import sys
+from pacchettino import current_job
+
+def data(id, data):
+    print("data", data.decode(), flush=True)
+
+def file(id, name, path):
+    print("file", name, path.read_text(), flush=True)
+
+def refused(id, data):
+    raise ConnectionRefusedError("nobody is there")
+
+class Deep:
+    @staticmethod
+    def er(id, data):
+        print("deep", flush=True)
+
+async def asynchronous(id, data):
+    pass
+
+number = 7
+unnamed = lambda id, data: None
+"""
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Path:
+    """A directory with a module of handlers."""
+    (tmp_path / "tasks.py").write_text(HANDLERS)
+    return tmp_path
+
+
+def test_work_runs_functions(queue: Pacchettino, workshop: Path) -> None:
+    file = workshop / "name"
+    file.write_text("content")
+    queue.send_file(file)
+    queue.send_data("hello")
+    options: dict[str, Any] = {"cwd": workshop, "env": environment(PYTHONSAFEPATH="1")}  # as where it is installed
+    assert run("work", queue.base_dir, "--drain", "--file", "tasks:file", **options) == "file name content\n"
+    assert queue.count_queued() == 1
+    assert run("work", queue.base_dir, "--data", "tasks:data", "--drain", **options) == "data hello\n"
+    queue.send_data("")
+    assert run("work", queue.base_dir, "--data", "tasks:Deep.er", "--drain", **options) == "deep\n"
+    assert queue.count_successful() == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "or a command after --"),
+        (["--"], "no command after --"),
+        (["--data", "tasks:data", "--", "true"], "or a command after --"),
+        (["wc", "-c"], "a command goes after --"),
+        (["--", "no-such-command"], "no-such-command"),
+        (["--data", "tasks"], "MOD:FUNC"),
+        (["--data", "no_such_module:data"], "no module 'no_such_module'"),
+        (["--data", "tasks:missing"], "no 'missing' in module 'tasks'"),
+        (["--data", "tasks:number"], "callable"),
+        (["--data", "tasks:asynchronous"], "async def"),
+        (["--data", "tasks:data", "--retry-on", "tasks:number"], "exceptions"),
+        (["--data", "tasks:data", "--retry-on", "KeyboardInterrupt"], "exceptions"),
+        (["--data", "tasks:data", "--retry-delay", "soon"], "'soon' (such as 90, 1.5h, 10m, 7d)"),
+        (["--data", "tasks:data", "--keep", "success,lost"], "'success,lost'"),
+        (["--data", "tasks:data", "--threads", "0"], "1 or more"),
+        (["--data", "tasks:data", "--threads", "2", "--job-timeout", "1"], "--threads 1"),
+    ],
+)
+def test_work_says_what_it_does_not_understand(
+    queue: Pacchettino, workshop: Path, arguments: list[str], said: str
+) -> None:
+    queue.send_data("a")
+    run("work", queue.base_dir, "--drain", *arguments, status=2, error=said, cwd=workshop)
+    assert queue.count_queued() == 1
+
+
+@pytest.mark.parametrize("code", ["import no_such_module", "raise ValueError('no')", "open('missing')"])
+def test_a_module_that_can_not_be_imported_shows_why(queue: Pacchettino, workshop: Path, code: str) -> None:
+    (workshop / "broken.py").write_text(f"{code}\n")
+    command = [*COMMAND, "work", str(queue.base_dir), "--data", "broken:data"]
+    done = subprocess.run(command, cwd=workshop, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert 'broken.py", line 1' in done.stderr
+
+
+def test_a_command_gets_its_job(queue: Pacchettino, tmp_path: Path) -> None:
+    file = tmp_path / ODD_NAME
+    file.write_text("content")
+    data, named = queue.send_data(b"bytes\0\xff"), queue.send_file(file)
+    script = "import os, sys\nprint(repr((sys.argv[1:], sys.stdin.buffer.read(), sorted(e for e in os.environ.items() "
+    script += "if e[0].startswith('PACCHETTINO_')))))"
+    env = environment(PACCHETTINO_NAME="of an outer job", PACCHETTINO_OTHER="stays")
+    command = (sys.executable, "-c", script, "{}", "a {}", "*")
+
+    def told(id: str, *more: tuple[str, str]) -> list[tuple[str, str]]:
+        all = {"PACCHETTINO_ATTEMPT": "1", "PACCHETTINO_DIR": str(queue.base_dir), "PACCHETTINO_ID": id}
+        return sorted([*all.items(), ("PACCHETTINO_OTHER", "stays"), *more])
+
+    first, second = map(eval, run("work", queue.base_dir, "--fifo", "--drain", "--", *command, env=env).splitlines())
+    assert first[0][1:] == second[0][1:] == ["a {}", "*"]
+    assert Path(first[0][0]).parent.name.startswith(f"raw-{data}.")
+    assert first[1:] == (b"bytes\0\xff", told(data))
+    assert Path(second[0][0]).name == ODD_NAME
+    assert second[1:] == (b"", told(named, ("PACCHETTINO_NAME", ODD_NAME)))
+    assert queue.count_successful() == 2
+
+    queue.requeue(named)
+    assert run("work", queue.base_dir, "--drain", "--", "cat") == "content"
+
+
+def test_the_exit_status_is_the_verdict(queue: Pacchettino) -> None:
+    script = 'echo "attempt $PACCHETTINO_ATTEMPT" >&2; printf "line\\n50%%\\r100%%\\n" >&2; exit $(cat)'
+    ends = {"0": queue.send_data("0"), "75": queue.send_data("75"), "3": queue.send_data("3")}
+    arguments = ("--drain", "--fifo", "--max-attempts", "2", "--", "sh", "-c", script)
+    run("work", queue.base_dir, *arguments, error="attempt 2\n")
+    assert queue.is_success(ends["0"])
+    assert queue.is_failed(ends["75"])
+    assert queue.is_failed(ends["3"])
+    reason = "attempt {}\nline\n100%"
+    assert queue.history(ends["0"]) == []
+    assert [(attempt.ended, attempt.reason) for attempt in queue.history(ends["75"])] == [
+        ("retry", f"exit status 75: {reason.format(1)}"),
+        ("failed", f"given up after 2 attempts: exit status 75: {reason.format(2)}"),
+    ]
+    assert [attempt.reason for attempt in queue.history(ends["3"])] == [f"exit status 3: {reason.format(1)}"]
+
+
+def test_a_reason_is_the_end_of_what_was_said(queue: Pacchettino) -> None:
+    id = queue.send_data(b"x" * 1_000_000)  # which nobody reads
+    script = "i=0; while [ $i -lt 2000 ]; do echo \"line $i \" >&2; i=$((i+1)); done; printf '\\377'>&2; kill -SEGV $$"
+    run("work", queue.base_dir, "--drain", "--", "sh", "-c", script, error="line 0 \nline 1 \n")
+    (attempt,) = queue.history(id)
+    assert attempt.reason is not None
+    assert attempt.reason.startswith("killed by SIGSEGV: ...")
+    assert attempt.reason.endswith("line 1998 \nline 1999 \n\N{REPLACEMENT CHARACTER}")
+    assert 900 < len(attempt.reason) <= 1_000
+
+
+def test_what_a_command_leaves_behind_is_not_waited_for(queue: Pacchettino, tmp_path: Path) -> None:
+    queue.send_data("a")
+    script = f"sleep 1000 & echo $! > {tmp_path}/pid; echo said >&2; exit 1"
+    command = [*COMMAND, "work", str(queue.base_dir), "--drain", "--", "sh", "-c", script]
+    with (tmp_path / "error").open("wb") as error, (tmp_path / "output").open("wb") as output:
+        subprocess.run(command, stdout=output, stderr=error, check=True, timeout=PATIENCE)
+    left = int((tmp_path / "pid").read_text())
+    assert not has_ended(left)
+    os.kill(left, signal.SIGKILL)
+    (job,) = queue.jobs(Status.FAILED)
+    assert queue.history(job.id)[0].reason == "exit status 1: said"
+
+
+def test_work_has_the_settings_of_a_queue(queue: Pacchettino, workshop: Path) -> None:
+    ids = queue.send_many(["a", "b"])
+    more = ("--retry-on", "ConnectionError", "--retry-delay", "1m..1h", "--keep", "failed", "--durable")
+    run("work", queue.base_dir, "--drain", "--data", "tasks:refused", *more, cwd=workshop, error="nobody is there")
+    for id in ids:
+        (attempt,) = queue.history(id)
+        assert attempt.due is not None
+        assert 53 < (attempt.due - attempt.at).total_seconds() < 67
+    queue.send_data("c")
+    run("work", queue.base_dir, "--drain", "--keep", "failed,interrupted", "--", "true")
+    assert queue.count_all() == 2
+
+    lay_down(queue.base_dir, {f"processing/raw-{new_id()}.{dead_pid()}/raw".encode(): b"left"})
+    more = ("--interrupted-attempts", "1", "--crash-detection", "pid")
+    assert run("work", queue.base_dir, "--drain", *more, "--", "cat", error="died") == "left"
+
+
+# Stopping
+
+
+WAIT = 'echo $$ > "$1/pid.tmp"; mv "$1/pid.tmp" "$1/pid"; while ! [ -e "$1/go" ]; do sleep 0.01; done; touch "$1/done"'
+
+
+def waiting(queue: Pacchettino, home: Path, *options: str, script: str = WAIT) -> list[str]:
+    """A worker's command that waits for the file `go`."""
+    return [*COMMAND, "work", str(queue.base_dir), "--fifo", *options, "--", "sh", "-c", script, "sh", str(home)]
+
+
+def started(home: Path) -> int:
+    """Wait until it runs."""
+    until((home / "pid").exists)
+    return int((home / "pid").read_text())
+
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_lets_the_command_finish(queue: Pacchettino, tmp_path: Path, number: int) -> None:
+    first, second = queue.send_many(["a", "b"])
+    with subprocess.Popen(waiting(queue, tmp_path)) as worker:
+        started(tmp_path)
+        worker.send_signal(number)
+        (tmp_path / "go").touch()
+        assert worker.wait(PATIENCE) == 0
+    assert (tmp_path / "done").exists()
+    assert queue.is_success(first)
+    assert queue.is_queued(second)
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "ignored"),
+    [
+        (signal.SIGTERM, ("--threads", "1"), "TERM"),
+        (signal.SIGINT, ("--threads", "1"), ""),
+        (signal.SIGINT, ("--threads", "2"), ""),
+        (signal.SIGTERM, ("--threads", "2"), ""),
+        (signal.SIGTERM, ("--processes", "2"), "TERM"),
+        (signal.SIGINT, ("--processes", "2"), ""),
+    ],
+)
+def test_the_second_signal_ends_the_command_too(
+    queue: Pacchettino, tmp_path: Path, number: int, options: tuple[str, ...], ignored: str
+) -> None:
+    id = queue.send_data("a")
+    script = f"trap '' {ignored or 'HUP'}; sleep 1000 & {WAIT}"
+    with subprocess.Popen(waiting(queue, tmp_path, *options, script=script)) as worker:
+        command = started(tmp_path)
+        children = Path(f"/proc/{command}/task/{command}/children").read_text().split()
+        assert children
+        # Two that come at once are one for Python: if the first was not taken yet, a third is the second.
+        for pause in (0.3, 5, 5, 5):
+            worker.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(pause)
+                break
+        assert worker.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
+    if "--threads" in options:
+        assert has_ended(command)  # before others may begin the job once more
+    until(lambda: all(has_ended(int(pid)) for pid in [command, *children]))
+    queue.claim()
+    assert queue.is_interrupted(id)
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_command_ends_with_the_grace(queue: Pacchettino, tmp_path: Path) -> None:
+    id = queue.send_data("a")
+    script = f"""trap 'echo "$1"/queue/processing/* > "$1/seen"; exit' TERM; {WAIT}"""
+    with subprocess.Popen(waiting(queue, tmp_path, "--grace", "0.1", script=script)) as worker:
+        command = started(tmp_path)
+        worker.terminate()
+        assert worker.wait(PATIENCE) == 143
+    assert has_ended(command)
+    assert id in (tmp_path / "seen").read_text()  # its job was nobody else's before
+    assert queue.is_interrupted(id)
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_command_ends_with_the_time_of_its_job(queue: Pacchettino, tmp_path: Path) -> None:
+    id = queue.send_data("a")
+    arguments = ("--drain", "--job-timeout", "1", "--", "sh", "-c", WAIT, "sh", tmp_path)
+    run("work", queue.base_dir, *arguments, error="took longer than 1.0 s")
+    until(lambda: has_ended(started(tmp_path)))
+    assert not (tmp_path / "done").exists()
+    assert [attempt.ended for attempt in queue.history(id)] == ["interrupted"]
+
+
+def test_work_in_several_processes(queue: Pacchettino, workshop: Path) -> None:
+    queue.send_many(["a", "b", "c"])
+    more = ("--drain", "--processes", "2", "--max-jobs", "1")
+    printed = run("work", queue.base_dir, "--data", "tasks:data", *more, cwd=workshop)
+    assert sorted(printed.splitlines()) == ["data a", "data b", "data c"]
+    queue.send_data("d")
+    assert run("work", queue.base_dir, *more, "--", "cat") == "d"
+    in_a_child = "multiprocessing.current_process().name != 'MainProcess'"
+    fatal = f"import multiprocessing, os\nif {in_a_child}:\n    os._exit(3)\ndef data(id, data): pass\n"
+    (workshop / "fatal.py").write_text(fatal)
+    queue.send_data("e")
+    said = "ended before it began (exit status 3)"
+    run("work", queue.base_dir, "--data", "fatal:data", *more, cwd=workshop, status=1, error=said)
+    said = "define it at the top level of a module"
+    run("work", queue.base_dir, "--data", "tasks:unnamed", *more, cwd=workshop, status=2, error=said)
+
+
+def test_a_worker_that_is_killed_takes_its_command_along(queue: Pacchettino, tmp_path: Path) -> None:
+    queue.send_data("a")
+    with subprocess.Popen(waiting(queue, tmp_path, script=f"trap '' TERM; {WAIT}")) as worker:
+        command = started(tmp_path)
+        worker.kill()
+    until(lambda: has_ended(command))
+    assert not (tmp_path / "done").exists()
+
+
+def test_ctrl_c_in_a_terminal(queue: Pacchettino, tmp_path: Path) -> None:
+    first, second = queue.send_many(["a", "b"])
+    with terminal(waiting(queue, tmp_path)) as (worker, screen, keys):
+        started(tmp_path)
+        os.write(keys, b"\x03")
+        (tmp_path / "go").touch()
+        assert "Ctrl-C finishes what is in hand" in screen()
+        assert worker.returncode == 0
+    assert (tmp_path / "done").exists()
+    assert queue.is_success(first)
+    assert queue.is_queued(second)
+
+
+# Looking and changing
+
+
+def test_status_ls_and_show_tell_of_jobs(queue: Pacchettino, tmp_path: Path) -> None:
+    file = tmp_path / ODD_NAME
+    file.write_bytes(b"line\n\x1b[2J\xff" + b"x" * 1000)
+    done, failed, named = queue.send_data("a"), queue.send_data("b"), queue.send_file(file)
+    later, held = queue.send_data("d", delay=3600), queue.send_data("e")
+    for job in sorted((queue.claim(kind="data") for _ in range(3)), key=lambda job: job.id if job else ""):
+        assert job is not None
+        if job.id == held:
+            holding = job
+        elif job.id == failed:
+            job.fail("a \x1b[31m reason\nof two lines")
+        else:
+            job.succeed()
+
+    counts = {"queued": 1, "scheduled": 1, "processing": 1, "success": 1, "failed": 1, "interrupted": 0}
+    (told,) = rows(run("status", queue.base_dir, "--json"))
+    assert {state: told[state] for state in counts} == counts
+    assert 0 < told["oldest"] < PATIENCE
+    assert told["next_due"].endswith("Z")
+    assert told["paused"] is False
+    assert [held["id"] for consumer in told["consumers"] for held in consumer["holds"]] == [held]
+    lines = run("status", queue.base_dir).splitlines()
+    assert [tuple(line.split()[:2]) for line in lines[:7]] == [
+        ("STATE", "JOBS"),
+        *((state, str(count)) for state, count in counts.items()),
+    ]
+    assert held in lines[-1]
+
+    nobody = new_id()
+    printed = run("status", queue.base_dir, done, nobody, "odd\n", status=1)
+    assert printed == f"{done}  success\n{nobody}  unknown\n{'odd' + chr(92) + 'n':<36}  unknown\n"
+    assert rows(run("status", queue.base_dir, failed, "--json")) == [{"id": failed, "status": "failed"}]
+
+    assert run("ls", queue.base_dir, "queued") == f"{named}\n"
+    (job,) = rows(run("ls", queue.base_dir, "queued", "--json"))
+    assert (job["name"], job["size"], job["status"], job["due"]) == (ODD_NAME, 1010, "queued", None)
+    heading, line = run("ls", queue.base_dir, "queued", "--long").splitlines()
+    assert (heading.index("DUE"), heading.index("OWNER"), heading.index("NAME")) == (80, 102, 114)
+    assert heading.split() == ["ID", "KIND", "SIZE", "SENT", "DUE", "OWNER", "NAME"]
+    assert line.split()[:3] == [named, "file", "1010"]
+    assert line.endswith(r"  -           two\nlines \x1b[31m \xff \u202e.txt")
+    _, line = run("ls", queue.base_dir, "scheduled", "--long").splitlines()
+    assert line.split()[0] == later
+    _, line = run("ls", queue.base_dir, "processing", "--long").splitlines()
+    assert line.split()[5] == next(job.owner for job in queue.jobs(Status.PROCESSING))
+
+    shown = run("show", queue.base_dir, named)
+    assert "\x1b" not in shown
+    assert r"name    two\nlines \x1b[31m \xff \u202e.txt" in shown
+    assert "content, the first 256 bytes:\n  line\n  \\x1b[2J\\xffxxx" in shown
+    shown = run("show", queue.base_dir, failed)
+    assert "attempt 1: failed  " in shown
+    assert "\n  a \\u{1b}[31m reason\n  of two lines\n" in shown
+    (told,) = rows(run("show", queue.base_dir, failed, "--json"))
+    assert base64.b64decode(told["first_bytes_base64"]) == b"b"
+    assert [attempt["ended"] for attempt in told["history"]] == ["failed"]
+    run("show", queue.base_dir, nobody, status=1, error="there is no such job")
+    holding.succeed()
+
+
+def test_requeue_and_cancel_by_id(queue: Pacchettino) -> None:
+    queue.send_data("a")
+    job = queue.claim()
+    assert job is not None
+    job.fail()
+    waiting, nobody = queue.send_data("b"), new_id()
+    said = f"{waiting}: not requeued: it is queued"
+    assert run("requeue", queue.base_dir, waiting, job.id, status=1, error=said) == f"{job.id}  requeued\n"
+    printed = run("cancel", queue.base_dir, nobody, waiting, job.id, "--json", status=1, error="it is unknown")
+    assert rows(printed) == [
+        {"id": nobody, "cancelled": False},
+        {"id": waiting, "cancelled": True},
+        {"id": job.id, "cancelled": True},
+    ]
+    assert queue.count_all() == 0
+
+
+def test_requeue_and_cleanup_by_state(queue: Pacchettino) -> None:
+    queue.send_many(["a", "b", "c"])
+    for verdict in (Job.succeed, Job.fail, Job.fail):
+        verdict(queue.claim())  # type: ignore[arg-type, operator]
+    lay_down(queue.base_dir, {f"processing/raw-{new_id()}.{dead_pid()}/raw".encode(): b"left"})
+    assert run("requeue", queue.base_dir, "--state", "interrupted") == "1 requeued\n"
+    assert run("requeue", queue.base_dir, "--all", "--json") == '{"requeued": 2}\n'
+    assert (queue.count_queued(), queue.count_successful()) == (3, 1)
+    run("requeue", queue.base_dir, status=2, error="either IDs, or --all or --state")
+    run("requeue", queue.base_dir, new_id(), "--all", status=2, error="either IDs, or --all or --state")
+
+    queue.claim().fail()  # type: ignore[union-attr]
+    run("cleanup", queue.base_dir, status=2, error="--older-than")
+    assert run("cleanup", queue.base_dir, "--older-than", "7d") == "0 deleted\n"
+    assert run("cleanup", queue.base_dir, "--older-than", "0", "--state", "failed") == "1 deleted\n"
+    assert rows(run("cleanup", queue.base_dir, "--older-than", "0", "--json")) == [{"deleted": 1}]
+    assert queue.count_all() == 2
+
+
+def test_pause_and_resume(queue: Pacchettino) -> None:
+    run("pause", queue.base_dir)
+    assert queue.paused
+    assert "paused" in run("status", queue.base_dir)
+    run("resume", queue.base_dir)
+    assert not queue.paused
+    assert "paused" not in run("status", queue.base_dir)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["status", new_id()],
+        ["ls", "queued"],
+        ["show", new_id()],
+        ["requeue", "--all"],
+        ["cancel", new_id()],
+        ["cleanup", "--older-than", "0"],
+        ["pause"],
+        ["resume"],
+    ],
+)
+def test_to_look_at_a_queue_makes_none(tmp_path: Path, arguments: list[str]) -> None:
+    name, *rest = arguments
+    directory = tmp_path / "missing" if name in ("status", "pause") else tmp_path
+    run(name, directory, *rest, status=2, error="there is no queue here")
+    assert list(tmp_path.iterdir()) == []
+
+
+# As other commands
+
+
+def test_a_pipe_that_is_closed_early(quick_dir: Path) -> None:
+    Pacchettino(quick_dir).send_many([""] * 3_000)  # whose ids are more than a pipe holds
+    command = [*COMMAND, "ls", str(quick_dir), "queued"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == -signal.SIGPIPE
+
+
+def test_output_that_can_not_be_written_is_an_error(queue: Pacchettino) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [*COMMAND, "status", str(queue.base_dir)]
+        done = subprocess.run(command, env=environment(), stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"pacchettino: No space left on device\n"
+    closed = shlex.join([*COMMAND, "send", str(queue.base_dir), "--data", "a"])
+    assert subprocess.run(["sh", "-c", f"{closed} >&- 2>&-"], check=False).returncode == 0
+    assert queue.count_queued() == 1
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1"},
+    ],
+)
+def test_a_locale_without_the_letters_of_a_name(queue: Pacchettino, tmp_path: Path, locale: dict[str, str]) -> None:
+    names = ["größe 日本", ODD_NAME]
+    for name in names:
+        (tmp_path / name).write_text("größe")
+    env = environment(**locale)
+    ids = run("send", queue.base_dir, *(tmp_path / name for name in names), env=env).split()
+    assert [os.fsencode(str(job.name)) for job in queue.jobs(Status.QUEUED)] == [os.fsencode(name) for name in names]
+    for arguments in (["ls", "queued", "--long"], ["show", ids[0]], ["show", ids[1]]):
+        command = [*COMMAND, arguments[0], str(queue.base_dir), *arguments[1:]]
+        done = subprocess.run(command, env=env, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"\x1b" not in done.stdout
+    run("show", queue.base_dir, "größe", env=env, status=1, error="there is no such job")
+
+
+def test_help_has_examples_that_are_understood(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in SUBCOMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            parse([name, "--help"])
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80
+        examples = [line.strip() for line in text.split("example")[-1].splitlines() if "pacchettino " in line]
+        assert examples
+        for example in examples:
+            # Without what is said of it, and each command of a pipe.
+            for command in re.split("   +", example)[0].split(" | "):
+                words = shlex.split(command)
+                if "pacchettino" in words:
+                    parse([*words[words.index("pacchettino") + 1 :], *["ID"] * command.startswith("xargs")])
+    assert "--version" in run("--help")
+
+
+def test_version_and_the_command_that_is_installed() -> None:
+    installed = shutil.which("pacchettino", path=str(Path(sys.executable).parent))
+    assert installed is not None
+    shown = subprocess.run([installed, "--version"], capture_output=True, text=True, check=True).stdout
+    assert shown == run("--version")
+    run(status=2, error="SUBCOMMAND")
+    run("sned", status=2, error="'send'")
+
+
+# Examples
+
+
+def test_the_systemd_unit_is_understood(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("NOT TESTED: there is no systemd-analyze")
+    unit = (ROOT / "examples" / "pacchettino-worker.service").read_text()
+    begin = unit.index("ExecStart=")
+    words = shlex.split(unit[begin : unit.index("\n\n", begin)].partition("=")[2].replace("\\\n", ""))
+    parse(words[1:])
+    # All that it needs is there but for the command, the user and the directory.
+    here = unit.replace(words[0], sys.executable).replace("=pacchettino\n", f"={getpass.getuser()}\n")
+    (tmp_path / "pacchettino-worker.service").write_text(here)
+    verify = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "pacchettino-worker.service")]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_container_s_command_is_understood() -> None:
+    dockerfile = (ROOT / "examples" / "Dockerfile").read_text()
+    entry, more = (json.loads(line.partition(" ")[2]) for line in dockerfile.splitlines() if line.endswith("]"))
+    assert entry[0] == "pacchettino"
+    parse([*entry[1:], *more])
