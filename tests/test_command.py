@@ -395,7 +395,7 @@ def test_a_command_gets_its_job(queue: Pacchettino, tmp_path: Path) -> None:
 def test_the_exit_status_is_the_verdict(queue: Pacchettino) -> None:
     script = 'echo "attempt $PACCHETTINO_ATTEMPT" >&2; printf "line\\n50%%\\r100%%\\n" >&2; exit $(cat)'
     ends = {"0": queue.send_data("0"), "75": queue.send_data("75"), "3": queue.send_data("3")}
-    arguments = ("--drain", "--fifo", "--max-attempts", "2", "--", "sh", "-c", script)
+    arguments = ("--drain", "--fifo", "--max-attempts", "2", "--retry-delay", "0", "--", "sh", "-c", script)
     run("work", queue.base_dir, *arguments, error="attempt 2\n")
     assert queue.is_success(ends["0"])
     assert queue.is_failed(ends["75"])

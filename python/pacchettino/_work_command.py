@@ -90,9 +90,9 @@ examples:
         "--retry-delay",
         metavar="DURATION[..DURATION]",
         type=retry_delay,
-        default=0,
-        help="how long a job waits that is to be done again, by default not at all; "
-        "1m..1h is a minute, then two, four, ... up to an hour, a tenth more or less",
+        default=Backoff(1, maximum=60),
+        help="how long a job waits that is to be done again; "
+        "1s..1m, the default, is a second, then two, four, ... up to a minute, a tenth more or less",
     )
     settings.add_argument(
         "--retry-on",
