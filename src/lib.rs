@@ -82,6 +82,7 @@ pub use notice::Notice;
 pub use owner::CrashDetection;
 pub use policy::{KeepPolicy, Outcome, State};
 pub use publish::Transfer;
-pub use queue::{JobInfo, Jobs, Pass, Queue};
+pub use queue::{Glance, JobInfo, Jobs, Pass, Queue};
 pub use shared::release_all;
 pub use stats::{HeldJob, Stats};
+pub use wait::Listener;

@@ -27,7 +27,7 @@ use crate::recover::{self, Fate};
 use crate::shared::Shared;
 use crate::stats::{Stats, stats};
 use crate::sys;
-use crate::wait::locked;
+use crate::wait::{Listener, locked};
 
 /// How often who waits looks whether there is work, where the kernel does not tell.
 const POLL: Duration = Duration::from_millis(50);
@@ -189,6 +189,25 @@ impl Drop for Taken {
 enum Look {
     Claimed(Claim),
     Nothing(Nothing),
+}
+
+/// What a look of who waits came to.
+enum Turn {
+    Claimed(Claim),
+    /// It waits no more.
+    Over,
+    /// To be slept until then, if nothing happens; after an error whatever happens.
+    Sleep(Option<Nothing>, Deadline),
+}
+
+/// What a look of who sleeps in an event loop came to.
+pub enum Glance {
+    /// A job.
+    Claimed(Claim),
+    /// Nothing yet. Look again when the listener has heard something, and at the latest after that time.
+    Nothing(Duration),
+    /// The wait is over.
+    Over,
 }
 
 /// What is needed to sleep until there may be a job.
@@ -416,36 +435,11 @@ impl Queue {
             if !go_on() {
                 return Err(Error::Stopped);
             }
-            if self.is_stopped() {
-                return Ok(None);
-            }
-            let look = self.healing(Shared::is_at, |shared| {
-                let look = self.look(shared, kinds, order, waits);
-                if !matches!(look, Ok(Look::Claimed(_))) {
-                    shared.remove_spares();
-                }
-                look
-            });
-            let is_last = deadline.is_over();
-            let (nothing, until) = match look {
-                Ok(Look::Claimed(claim)) => return Ok(Some(claim)),
-                Ok(Look::Nothing(_)) if is_last => return Ok(None),
-                Ok(Look::Nothing(nothing)) => {
-                    rest = POLL;
-                    let poll = if nothing.watched { slow_poll() } else { POLL };
-                    let due = nothing.next_due.map_or(Duration::MAX, Due::remaining);
-                    (Some(nothing), Deadline::after(poll.min(due)))
-                }
-                Err(Error::Closed) if waits => return Ok(None),
-                Err(error) if is_last || !error.is_passing() => return Err(error),
-                Err(error) => {
-                    self.tell_waiting(&error);
-                    let until = Deadline::after(rest);
-                    rest = SLOW_POLL.min(rest * 2); // each look may cost more than one that finds nothing
-                    (None, until)
-                }
+            let (nothing, until) = match self.turn(kinds, order, waits, deadline, &mut rest, None)? {
+                Turn::Claimed(claim) => return Ok(Some(claim)),
+                Turn::Over => return Ok(None),
+                Turn::Sleep(nothing, until) => (nothing, until),
             };
-            let until = until.or_earlier(deadline);
             while !until.is_over() {
                 if !go_on() {
                     return Err(Error::Stopped);
@@ -469,15 +463,91 @@ impl Queue {
         }
     }
 
+    /// Claims a waiting job, or has the listener told when there may be one: who waits in an event loop calls this again
+    /// until `timeout` is over, which is that of all its looks together.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; no job is taken then.
+    pub fn glance(
+        &self,
+        kinds: Kinds,
+        order: Order,
+        timeout: Option<Duration>,
+        listener: &Arc<Listener>,
+    ) -> Result<Glance> {
+        let waits = timeout != Some(Duration::ZERO);
+        let deadline = timeout.map_or(Deadline::NEVER, Deadline::after);
+        let mut rest = listener.rest().max(POLL);
+        let turn = self.turn(kinds, order, waits, deadline, &mut rest, Some(listener).filter(|_| waits))?;
+        listener.set_rest(rest);
+        Ok(match turn {
+            Turn::Claimed(claim) => Glance::Claimed(claim),
+            Turn::Over => Glance::Over,
+            Turn::Sleep(_, until) => Glance::Nothing(until.remaining()),
+        })
+    }
+
+    /// Looks once, and says what comes next. `rest` is how long to sleep after an error.
+    fn turn(
+        &self,
+        kinds: Kinds,
+        order: Order,
+        waits: bool,
+        deadline: Deadline,
+        rest: &mut Duration,
+        listener: Option<&Arc<Listener>>,
+    ) -> Result<Turn> {
+        if self.is_stopped() {
+            return Ok(Turn::Over);
+        }
+        let look = self.healing(Shared::is_at, |shared| {
+            let look = self.look(shared, kinds, order, waits, listener);
+            if !matches!(look, Ok(Look::Claimed(_))) {
+                shared.remove_spares();
+            }
+            look
+        });
+        let is_last = deadline.is_over();
+        let (nothing, until) = match look {
+            Ok(Look::Claimed(claim)) => return Ok(Turn::Claimed(claim)),
+            Ok(Look::Nothing(_)) if is_last => return Ok(Turn::Over),
+            // Who stopped or closed it when this look had just begun may have raised the generation before that was noted.
+            Ok(Look::Nothing(_)) if self.is_stopped() || self.closed.load(Ordering::Acquire) => return Ok(Turn::Over),
+            Ok(Look::Nothing(nothing)) => {
+                *rest = POLL;
+                let poll = if nothing.watched { slow_poll() } else { POLL };
+                let due = nothing.next_due.map_or(Duration::MAX, Due::remaining);
+                (Some(nothing), Deadline::after(poll.min(due)))
+            }
+            Err(Error::Closed) if waits => return Ok(Turn::Over),
+            Err(error) if is_last || !error.is_passing() => return Err(error),
+            Err(error) => {
+                self.tell_waiting(&error);
+                let until = Deadline::after(*rest);
+                *rest = SLOW_POLL.min(*rest * 2); // each look may cost more than one that finds nothing
+                (None, until)
+            }
+        };
+        Ok(Turn::Sleep(nothing, until.or_earlier(deadline)))
+    }
+
     /// Looks once for a job. Who waits afterwards looks less often after the dead.
-    fn look(&self, shared: &Arc<Shared>, kinds: Kinds, order: Order, waits: bool) -> Result<Look> {
-        let watched = waits
+    fn look(
+        &self,
+        shared: &Arc<Shared>,
+        kinds: Kinds,
+        order: Order,
+        waits: bool,
+        listener: Option<&Arc<Listener>>,
+    ) -> Result<Look> {
+        let is_armed = waits
             && shared.wait.arm(&shared.layout(), &self.base).unwrap_or_else(|error| {
                 let is_limit = error.kind() != std::io::ErrorKind::PermissionDenied;
                 let hint = if is_limit { " (see /proc/sys/fs/inotify/ for the limits)" } else { "" };
                 shared.tell_once(Notice::new(format!("inotify: {error}{hint}; looking every {POLL:?} instead")));
                 false
             });
+        let watched = listener.is_none_or(|listener| shared.wait.enlist(listener)) && is_armed;
         step!("look: armed");
         let seen = shared.wait.generation();
         step!("look: noted");

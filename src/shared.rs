@@ -66,7 +66,7 @@ pub(crate) struct Shared {
     pub(crate) room: Room,
     /// When the paths of all directories were looked at.
     looked: Mutex<Option<Instant>>,
-    pub(crate) wait: Wait,
+    pub(crate) wait: Arc<Wait>,
 }
 
 /// When this process last looked after what time does to the queue.
@@ -189,7 +189,7 @@ impl Shared {
             pause: Pause::default(),
             room: Room::default(),
             looked: Mutex::default(),
-            wait: Wait::default(),
+            wait: Arc::default(),
         });
         open.retain(|_, queue| queue.strong_count() > 0);
         open.insert(identity, Arc::downgrade(&shared));

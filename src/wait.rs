@@ -6,15 +6,23 @@
 //!
 //! There is no hidden thread. Of those who wait, one leads: it sleeps in the kernel on the watch, and hands over when it
 //! leaves. The others sleep on a condition.
+//!
+//! Who runs an event loop does not sleep here: it has the loop watch the descriptor of a [`Listener`]. The watch is
+//! everybody's: who takes events from it raises the generation, whether it leads or listens. So between an event and the
+//! raise either the watch is ready still, or somebody is about to raise; and a raise rings the listeners. A listener is
+//! enlisted before each look, under the lock under which others raise: of what happened before, the look shows what came
+//! of it; what happens after makes the descriptor ready, and it stays so until its owner has [`heard`](Listener::heard),
+//! after which it looks again.
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::layout::Layout;
 use crate::policy::State;
-use crate::sys::{Dir, Watch, Woken};
+use crate::sys::{Bell, Dir, Watch, Woken};
 
 /// How long it is left alone after the kernel refused a watch.
 const REST: Duration = Duration::from_secs(60);
@@ -33,6 +41,7 @@ struct Waiting {
     led: bool,
     /// How many sleep on the condition.
     following: usize,
+    listeners: Vec<Weak<Listener>>,
 }
 
 #[derive(Default)]
@@ -91,6 +100,22 @@ impl Wait {
         if state.following > 0 {
             self.moved.notify_all();
         }
+        state.ring();
+    }
+
+    /// Has a listener's descriptor ready when something happens from now on. Says whether that goes for what the kernel
+    /// tells as well.
+    pub(crate) fn enlist(self: &Arc<Self>, listener: &Arc<Listener>) -> bool {
+        let mut state = locked(&self.state);
+        if !state.listeners.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(listener))) {
+            state.listeners.retain(|known| known.strong_count() > 0);
+            state.listeners.push(Arc::downgrade(listener));
+        }
+        listener.is_silent.store(false, Ordering::Relaxed);
+        match &state.watch {
+            Armed::Yes(watch) => listener.hear(self, watch),
+            Armed::NotYet | Armed::Failed(_) => false,
+        }
     }
 
     /// Sleeps until the generation is another one than `seen`, a signal arrives, or that much time has passed.
@@ -120,6 +145,7 @@ impl Wait {
             state.led = false;
             if woken == Woken::ByEvent {
                 state.generation += 1;
+                state.ring();
             }
             // Another one leads from here, and all look if something happened.
             if state.following > 0 {
@@ -129,6 +155,93 @@ impl Wait {
                 return;
             }
         }
+    }
+}
+
+impl Waiting {
+    fn ring(&self) {
+        self.listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.ring());
+    }
+}
+
+/// Who waits in an event loop. It belongs to the process that made it: in a forked child nothing rings it.
+pub struct Listener {
+    /// None where there is no such thing, or the process has no more descriptors.
+    bell: Option<Bell>,
+    /// Whether it was rung, or has heard, since it was last enlisted: once is enough.
+    is_silent: AtomicBool,
+    hears: Mutex<Option<(Arc<Wait>, Arc<Watch>)>>,
+    /// For how long it rests after the next error, in microseconds.
+    rest: AtomicU64,
+}
+
+impl Listener {
+    /// One that nothing rings yet.
+    #[must_use]
+    pub fn new() -> Self {
+        let (is_silent, hears, rest) = Default::default();
+        Self { bell: Bell::new().ok(), is_silent, hears, rest }
+    }
+
+    /// What the event loop is to watch, until it is readable; if there is nothing, it looks from time to time.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<i32> {
+        self.bell().map(Bell::descriptor)
+    }
+
+    /// Takes what there was to be heard. Says whether to look for a job.
+    pub fn heard(&self) -> bool {
+        let Some(bell) = self.bell() else { return true };
+        let was_rung = bell.was_rung();
+        let told = locked(&self.hears).clone().filter(|(_, watch)| watch.take_events());
+        if was_rung || told.is_some() {
+            self.is_silent.store(true, Ordering::Relaxed);
+        }
+        let is_told = told.is_some();
+        if let Some((wait, _)) = told {
+            wait.raise(); // the others look, too
+        }
+        was_rung || is_told
+    }
+
+    pub(crate) fn rest(&self) -> Duration {
+        Duration::from_micros(self.rest.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_rest(&self, rest: Duration) {
+        self.rest.store(rest.as_micros().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn bell(&self) -> Option<&Bell> {
+        self.bell.as_ref().filter(|bell| bell.is_good())
+    }
+
+    fn hear(&self, wait: &Arc<Wait>, watch: &Arc<Watch>) -> bool {
+        let Some(bell) = self.bell() else { return false };
+        let mut hears = locked(&self.hears);
+        if hears.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, watch)) {
+            return true;
+        }
+        if let Some((_, old)) = hears.take() {
+            bell.leave(&old);
+        }
+        let joined = bell.join(watch).is_ok();
+        *hears = joined.then(|| (Arc::clone(wait), Arc::clone(watch)));
+        joined
+    }
+
+    fn ring(&self) {
+        if !self.is_silent.swap(true, Ordering::Relaxed)
+            && let Some(bell) = self.bell()
+        {
+            bell.ring();
+        }
+    }
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -224,6 +337,91 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    impl World {
+        fn listener(&self) -> Arc<Listener> {
+            let listener = Arc::default();
+            assert!(self.wait.enlist(&listener));
+            listener
+        }
+    }
+
+    /// Whether the descriptor is ready, or becomes so in a time in which it should have long ago.
+    #[cfg(target_os = "linux")]
+    fn is_ready(listener: &Listener, milliseconds: u16) -> bool {
+        use nix::poll::{PollFd, PollFlags, poll};
+        use std::os::fd::BorrowedFd;
+
+        // SAFETY: it is open as long as the listener lives.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(listener.descriptor().unwrap()) };
+        poll(&mut [PollFd::new(descriptor, PollFlags::POLLIN)], milliseconds).unwrap() == 1
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_happens_after_a_listener_was_enlisted_is_heard_once() {
+        let happen: [fn(&World); 2] = [|world| world.wait.raise(), |world| world.publish("queued")];
+        for happens in happen {
+            let world = World::new(true);
+            happens(&world);
+            let listener = world.listener();
+            _ = listener.heard(); // what was before may be heard, or not
+            world.wait.enlist(&listener);
+            assert!(!is_ready(&listener, 0));
+            happens(&world);
+            assert!(is_ready(&listener, 10_000));
+            assert!(listener.heard());
+            world.wait.enlist(&listener);
+            assert!(!is_ready(&listener, 0));
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn of_what_happens_all_hear_whoever_takes_it_from_the_watch() {
+        for turn in 0..60 {
+            let world = World::new(true);
+            let listeners = [world.listener(), world.listener()];
+            let seen = world.wait.generation();
+            let sleepers: Vec<_> = (0..turn % 3).map(|_| world.sleeper(seen)).collect();
+            if turn % 2 == 0 {
+                std::thread::yield_now();
+            }
+            world.publish("queued");
+            if turn % 5 == 0 {
+                // The listener takes it, and those who sleep are to be told.
+                assert!(is_ready(&listeners[0], 10_000) && listeners[0].heard());
+                world.wait.enlist(&listeners[0]);
+            }
+            for sleeper in sleepers {
+                sleeper.join().unwrap();
+            }
+            for listener in &listeners[usize::from(turn % 5 == 0)..] {
+                assert!(is_ready(listener, 10_000) && listener.heard());
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_listener_hears_of_the_directories_that_are_watched_now() {
+        let world = World::new(true);
+        let listener = world.listener();
+        world.wait.disarm();
+        assert!(is_ready(&listener, 0) && listener.heard());
+        assert!(!world.wait.enlist(&listener), "nothing is watched");
+        let other = World::new(false);
+        let layout = Layout::open(other.home.path()).unwrap();
+        assert!(world.wait.arm(&layout, other.home.path()).unwrap());
+        assert!(world.wait.enlist(&listener));
+        world.publish("scheduled");
+        assert!(!is_ready(&listener, 0));
+        other.publish("scheduled");
+        assert!(is_ready(&listener, 10_000) && listener.heard());
+        world.wait.enlist(&listener);
+        assert!(!is_ready(&listener, 0));
     }
 
     #[test]

@@ -15,6 +15,8 @@ use fail::FailScenario;
 use pacchettino::{
     Claim, CrashDetection, Due, Ended, Error, Job, JobRef, KeepPolicy, Kinds, Order, Outcome, Queue, State, Transfer,
 };
+#[cfg(target_os = "linux")]
+use pacchettino::{Glance, Listener};
 
 /// A token of nobody's in these tests, and a PID that no process has (Linux goes no further than 4194304).
 const FOREIGN: &str = "aaaaaaaaaa";
@@ -92,6 +94,29 @@ impl World {
     fn wait_in_thread(&self, name: &str) -> JoinHandle<Option<Claim>> {
         let queue = Arc::clone(&self.queue);
         thread(name, move || queue.claim(Kinds::ANY, Order::Fifo, None, Duration::MAX, || true).unwrap())
+    }
+
+    /// The same as an event loop waits: it sleeps until a descriptor is ready.
+    #[cfg(target_os = "linux")]
+    fn listen_in_thread(&self, name: &str) -> JoinHandle<Option<Claim>> {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+        let queue = Arc::clone(&self.queue);
+        thread(name, move || {
+            let listener = Arc::new(Listener::new());
+            // SAFETY: it is open as long as the listener lives.
+            let descriptor = unsafe { std::os::fd::BorrowedFd::borrow_raw(listener.descriptor().unwrap()) };
+            loop {
+                match queue.glance(Kinds::ANY, Order::Fifo, None, &listener).unwrap() {
+                    Glance::Claimed(claim) => return Some(claim),
+                    Glance::Over => return None,
+                    Glance::Nothing(_) => {
+                        poll(&mut [PollFd::new(descriptor, PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+                        listener.heard();
+                    }
+                }
+            }
+        })
     }
 
     /// Runs `claim` in a thread of that name.
@@ -773,6 +798,68 @@ fn rule_13_no_job_that_comes_on_the_way_to_sleep_is_slept_through() {
             assert_eq!(waiter.join().unwrap().unwrap().read().unwrap(), b"work", "{place} {state}");
         }
     }
+}
+
+/// The same of who sleeps in an event loop, which watches a descriptor.
+#[test]
+#[cfg(target_os = "linux")]
+fn rule_13_no_job_that_comes_on_the_way_to_an_event_loop_is_slept_through() {
+    for place in ["look: armed", "look: noted", "look: lists", "look: found nothing"] {
+        for state in ["queued", "scheduled"] {
+            let world = World::new();
+            fail::cfg("wait: no slow poll", "return").unwrap();
+            let stop = Stop::at(place, "waiter");
+            let waiter = world.listen_in_thread("waiter");
+            stop.reached();
+            let due = if state == "scheduled" { "0000000000001-" } else { "" };
+            let entry = format!("{due}{}", world_job(1).entry().display());
+            fs::write(world.path("tmp/work"), "work").unwrap();
+            fs::rename(world.path("tmp/work"), world.path(state).join(entry)).unwrap();
+            stop.go();
+            assert_eq!(waiter.join().unwrap().unwrap().read().unwrap(), b"work", "{place} {state}");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(target_os = "linux"), ignore = "NOT TESTED: needs a kernel that tells of new files")]
+fn who_stops_or_closes_a_queue_ends_a_wait_that_is_on_its_way_to_sleep() {
+    let ends: [fn(&Queue); 2] = [Queue::stop, Queue::close];
+    for place in ["look: armed", "look: noted", "look: lists", "look: found nothing"] {
+        for end in ends {
+            for listens in [false, true] {
+                let world = World::new();
+                fail::cfg("wait: no slow poll", "return").unwrap();
+                let stop = Stop::at(place, "waiter");
+                #[cfg(target_os = "linux")]
+                let waiter = if listens { world.listen_in_thread("waiter") } else { world.wait_in_thread("waiter") };
+                #[cfg(not(target_os = "linux"))]
+                let waiter = world.wait_in_thread("waiter");
+                stop.reached();
+                end(&world.queue);
+                stop.go();
+                assert!(waiter.join().unwrap().is_none(), "{place} {listens}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_is_stopped_gives_no_job_and_goes_on_otherwise() {
+    let world = World::new();
+    world.send("one");
+    let mut pass = world.queue.pass(Kinds::ANY, Order::Fifo).unwrap();
+    let held = world.queue.claim_next(&mut pass).unwrap().unwrap();
+    let two = world.send("two");
+    let mut pass = world.queue.pass(Kinds::ANY, Order::Fifo).unwrap();
+    world.queue.stop();
+    assert!(world.queue.claim_next(&mut pass).unwrap().is_none());
+    assert!(claim(&world.queue).is_none());
+    assert!(world.wait_in_thread("waiting").join().unwrap().is_none());
+    held.settle(Outcome::Success).unwrap();
+    assert_eq!(world.status(&two), Some(State::Queued));
+    world.send("three");
+    assert_eq!(claim(&open(world.home.path())).unwrap().job().unwrap(), &two);
 }
 
 /// A job that a thread skipped, since another one was at it, is offered again when that one leaves it.

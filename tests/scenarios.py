@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import DUE, ID, STATES, TOKEN, entries, everything, grow_old, lay_down, new_id
-from pacchettino import CrashDetection, KeepPolicy, Pacchettino, Result, Status
+from pacchettino import CrashDetection, KeepPolicy, Pacchettino, Result, Status, _core
 from syscalls import Tell, trap
 
 CONTENT = {name: f"{name} ".encode() * 1000 for name in ("one", "two", "three", "later")}
@@ -656,6 +656,23 @@ def looks(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     assert queue.count_all() == 2
     assert [job.id for job in queue.jobs(Status.SUCCESS)] == [id]
     assert queue.history(id) == []
+
+
+@scenario()
+def a_claim_from_an_event_loop(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    lay_job(place, "queued/raw-{}")
+    queue = open()
+    yield
+    listener = _core.Listener()
+    claim = None
+    while claim is None:  # who waits looks again after an error
+        listener.heard()
+        claim, _ = queue._core.glance(listener, None, True, True, True)
+    tell("handling", "one", False)
+    claim.begin()
+    claim.succeed()
+    assert queue._core.glance(listener, None, True, True, True)[0] is None
+    tell("returned", "one")
 
 
 @scenario()

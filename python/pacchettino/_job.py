@@ -156,8 +156,15 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        self._leave()
+        return self._end(error)
+
+    def _leave(self) -> None:
         current.set(self._outer)
         self._outer = None
+
+    def _end(self, error: BaseException | None) -> bool:
+        """Settle the job by how its block ended."""
         is_verdict = isinstance(error, Retry | Fail)
         if self._claim.is_settled or not self._claim.is_ours:
             return is_verdict

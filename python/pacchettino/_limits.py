@@ -28,14 +28,24 @@ def with_room(send: Callable[[], T], block: Duration | None) -> T:
     """Send once there is room; `QueueFull` if there is none within `block`."""
     if type(block) is int and block == 0:
         return send()
-    wait = math.inf if block is None else seconds(block, "block")
-    end = time.monotonic() + wait
+    end = wait_for_room(block)
     while True:
         began = time.monotonic()
         try:
             return send()
         except QueueFull:
-            now = time.monotonic()
-            if now >= end:
+            pause = next_look(began, end)
+            if pause is None:
                 raise
-        time.sleep(min(max(POLL, REST * (now - began)), end - now))
+        time.sleep(pause)
+
+
+def wait_for_room(block: Duration | None) -> float:
+    """Tell until when to wait for room."""
+    return time.monotonic() + (math.inf if block is None else seconds(block, "block"))
+
+
+def next_look(began: float, end: float) -> float | None:
+    """Tell how long to rest after a look that began then and found no room; `None` if it was the last."""
+    now = time.monotonic()
+    return None if now >= end else min(max(POLL, REST * (now - began)), end - now)

@@ -355,7 +355,7 @@ class Pacchettino:
             KeyboardInterrupt: Within 100 ms of Ctrl-C in the main thread; a wait then ends with no job taken. If it
                 comes just as a job is handed to its handler, or later, that job is interrupted.
         """
-        wait = _timeout(timeout)
+        wait = timeout_seconds(timeout)
         data, file = self._handled_kinds()
         claim = self._claim(wait, fifo, data, file)
         if claim is None:
@@ -450,7 +450,7 @@ class Pacchettino:
         """Take a job without a handler, of any kind or only `"data"` or `"file"`. Otherwise as `receive_one`."""
         if kind not in (None, "data", "file"):
             raise ValueError(f"kind must be 'data', 'file' or None, not {kind!r}")
-        claim = self._claim(_timeout(timeout), fifo, kind != "file", kind != "data")
+        claim = self._claim(timeout_seconds(timeout), fifo, kind != "file", kind != "data")
         if claim is None:
             return None
         self._look_who_watches()
@@ -712,22 +712,34 @@ class Pacchettino:
                 returned = handler(*arguments)
                 verdict = _SUCCESS if returned is None else self._judge(claim, handler, returned)
             except Exception as error:
-                verdict = Verdict.of(error, self._retry_on)
-                if verdict.result is Result.FAILED and not claim.is_settled:
-                    raised = None if isinstance(error, Fail) else error
-                    said = f": {verdict.reason}" if isinstance(error, Fail) and verdict.reason is not None else ""
-                    logger.error("job %s failed%s", claim.id, said, exc_info=raised, extra=about(claim))
+                verdict = self._verdict_on(claim, error)
             give = claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict)
             self._settle(handling, give)
         except BaseException as error:
-            if claim.has_begun and not claim.is_settled:
-                self._settle(handling, partial(claim.interrupt, summary(error), told_at_length(error)))
+            self._interrupt(handling, error)
             raise
         finally:
             current.set(outer)
 
+    def _verdict_on(self, claim: _core.Claim, error: BaseException) -> Verdict:
+        """Judge an attempt by what its handler raised, and log a failure."""
+        verdict = Verdict.of(error, self._retry_on)
+        if verdict.result is Result.FAILED and not claim.is_settled:
+            raised = None if isinstance(error, Fail) else error
+            said = f": {verdict.reason}" if isinstance(error, Fail) and verdict.reason is not None else ""
+            logger.error("job %s failed%s", claim.id, said, exc_info=raised, extra=about(claim))
+        return verdict
+
+    def _interrupt(self, handling: Handling, error: BaseException) -> None:
+        """Settle a job whose handler was stopped."""
+        claim: _core.Claim = handling[0]
+        if claim.has_begun and not claim.is_settled:
+            self._settle(handling, partial(claim.interrupt, summary(error), told_at_length(error)))
+
     def _judge(self, claim: _core.Claim, handler: object, returned: object) -> Verdict:
-        """Take what a handler returned that is not `None`."""
+        """Take what a handler returned."""
+        if returned is None:
+            return _SUCCESS
         if isinstance(returned, Result):
             return Verdict(returned)
         if inspect.iscoroutine(returned):
@@ -863,7 +875,8 @@ def _reopen(kind: type[Pacchettino], settings: tuple[Any, ...]) -> Pacchettino:
     )
 
 
-def _timeout(value: Duration | None) -> float | None:
+def timeout_seconds(value: Duration | None) -> float | None:
+    """A timeout as seconds; `None` has no end."""
     return None if value is None else seconds(value, "timeout")
 
 
@@ -910,5 +923,5 @@ def _check_handler(handler: Any, what: str = "a handler") -> None:
     if any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (handler, type(handler).__call__)):
         raise TypeError(
             f"an async def can't be {what}: it would return before its work is done; "
-            "wrap it in a function that calls asyncio.run"
+            "pacchettino.aio.AsyncPacchettino takes such handlers"
         )

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::job::{self, Due, JobRef, Kinds, OwnerName};
 use crate::policy::{KeepPolicy, State};
 use crate::wait::locked;
-use crate::{CrashDetection, Limits, Notice, Order, Transfer, queue};
+use crate::{CrashDetection, Glance, Limits, Notice, Order, Transfer, queue};
 
 /// A queue in a directory.
 #[pyclass(frozen, module = "pacchettino._core")]
@@ -166,6 +166,27 @@ impl Queue {
         Ok(claim.map_or((None, false), |claim| (claim, true)))
     }
 
+    /// Looks once, for who sleeps in an event loop. `(claim, None)`; or `(None, seconds)`: to look again when the listener
+    /// has heard something, or after that time; or `(None, None)`: the wait is over.
+    #[pyo3(signature = (listener, timeout, fifo, data, file))]
+    fn glance(
+        &self,
+        py: Python<'_>,
+        listener: &Listener,
+        timeout: Option<f64>,
+        fifo: bool,
+        data: bool,
+        file: bool,
+    ) -> PyResult<(Option<Claim>, Option<f64>)> {
+        let (kinds, timeout) = (Kinds { data, file }, timeout.map(seconds));
+        let glance = detached(py, || match self.0.glance(kinds, order(fifo), timeout, &listener.0)? {
+            Glance::Claimed(claim) => Ok((Some(Claim::new(claim)?), None)),
+            Glance::Nothing(pause) => Ok((None, Some(pause.as_secs_f64()))),
+            Glance::Over => Ok::<_, Error>((None, None)),
+        })?;
+        Ok(glance)
+    }
+
     fn start_pass(&self, py: Python<'_>, fifo: bool, data: bool, file: bool) -> PyResult<Pass> {
         let pass = detached(py, || self.0.pass(Kinds { data, file }, order(fifo)))?;
         Ok(Pass(Mutex::new(pass)))
@@ -248,6 +269,29 @@ impl Queue {
 }
 
 type Stats = (HashMap<&'static str, usize>, Option<u64>, Option<u64>, Vec<(String, String, u64)>);
+
+/// Who waits in an event loop.
+#[pyclass(frozen, module = "pacchettino._core")]
+pub(super) struct Listener(Arc<crate::Listener>);
+
+#[pymethods]
+impl Listener {
+    #[new]
+    fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    /// What the loop is to watch until it is readable, if there is something.
+    #[getter]
+    fn descriptor(&self) -> Option<i32> {
+        self.0.descriptor()
+    }
+
+    /// Takes what made it readable, and says whether to look for a job.
+    fn heard(&self) -> bool {
+        self.0.heard()
+    }
+}
 
 /// The jobs that waited at one moment.
 #[pyclass(frozen, module = "pacchettino._core")]

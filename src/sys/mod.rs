@@ -154,6 +154,45 @@ impl Watch {
     pub(crate) fn wake(&self) {
         match self.0 {}
     }
+
+    pub(crate) fn take_events(&self) -> bool {
+        match self.0 {}
+    }
+}
+
+/// Where the kernel does not tell, an event loop looks from time to time as well.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) struct Bell(std::convert::Infallible);
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+impl Bell {
+    pub(crate) fn new() -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(crate) fn is_good(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn descriptor(&self) -> i32 {
+        match self.0 {}
+    }
+
+    pub(crate) fn join(&self, _watch: &Watch) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn leave(&self, _watch: &Watch) {
+        match self.0 {}
+    }
+
+    pub(crate) fn ring(&self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn was_rung(&self) -> bool {
+        match self.0 {}
+    }
 }
 
 #[cfg(test)]

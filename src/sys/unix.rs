@@ -25,6 +25,7 @@ use {
     super::Woken,
     crate::fork::Private,
     nix::poll::{PollFd, PollFlags, PollTimeout, poll},
+    nix::sys::epoll::{Epoll, EpollCreateFlags},
     nix::sys::eventfd::{EfdFlags, EventFd},
     nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify},
     std::io::{Read, Write},
@@ -584,9 +585,7 @@ impl Watch {
             }
             Handle::new(clear_of_streams(inotify.into())?)
         })?;
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let waker = Private::open(|| Handle::new(clear_of_streams(EventFd::from_value_and_flags(0, flags)?.into())?))?;
-        Ok(Self { events, waker })
+        Ok(Self { events, waker: new_waker()? })
     }
 
     /// Whether it is still open, and its descriptors no other files', as far as can be told.
@@ -621,9 +620,81 @@ impl Watch {
 
     /// Ends the sleep of who sleeps on it, or the next one.
     pub(crate) fn wake(&self) {
-        if self.waker.handle().is_intact() {
-            _ = self.waker.file().write(&1_u64.to_ne_bytes());
-        }
+        wake(&self.waker);
+    }
+
+    /// Takes what the kernel tells without a sleep, and says whether that was anything. If somebody closed it, who looks
+    /// again watches anew.
+    pub(crate) fn take_events(&self) -> bool {
+        !self.is_intact() || drain(self.events.file())
+    }
+}
+
+/// One descriptor for who sleeps in an event loop: it is ready when a watch has something to tell, or when it is rung. No
+/// forked child keeps it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) struct Bell {
+    set: Private,
+    waker: Private,
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+impl Bell {
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = EpollCreateFlags::EPOLL_CLOEXEC;
+        let set = Private::open(|| Handle::new(clear_of_streams(Epoll::new(flags)?.0)?))?;
+        let bell = Self { set, waker: new_waker()? };
+        bell.control(libc::EPOLL_CTL_ADD, &bell.waker)?;
+        Ok(bell)
+    }
+
+    /// Whether this is the process that made it, and its descriptors are no other files', as far as can be told.
+    pub(crate) fn is_good(&self) -> bool {
+        [&self.set, &self.waker].iter().all(|file| file.is_ours() && file.handle().is_intact())
+    }
+
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.set.file().as_raw_fd()
+    }
+
+    /// Is ready from now on when this watch has something to tell.
+    pub(crate) fn join(&self, watch: &Watch) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, &watch.events)
+    }
+
+    pub(crate) fn leave(&self, watch: &Watch) {
+        _ = self.control(libc::EPOLL_CTL_DEL, &watch.events); // where somebody closed it, it is gone already
+    }
+
+    pub(crate) fn ring(&self) {
+        wake(&self.waker);
+    }
+
+    /// Says whether it was rung since the last time.
+    pub(crate) fn was_rung(&self) -> bool {
+        self.waker.file().read(&mut [0; 8]).is_ok()
+    }
+
+    fn control(&self, what: i32, of: &Private) -> io::Result<()> {
+        #[allow(clippy::cast_sign_loss, reason = "a flag")]
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: both are open descriptors, and the event lives for the call.
+        let done = unsafe { libc::epoll_ctl(self.descriptor(), what, of.file().as_raw_fd(), &raw mut event) };
+        Errno::result(done)?;
+        Ok(())
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn new_waker() -> io::Result<Private> {
+    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+    Private::open(|| Handle::new(clear_of_streams(EventFd::from_value_and_flags(0, flags)?.into())?))
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn wake(waker: &Private) {
+    if waker.handle().is_intact() {
+        _ = waker.file().write(&1_u64.to_ne_bytes());
     }
 }
 
