@@ -100,7 +100,7 @@ class AsyncPacchettino:
         retry_delay: RetryDelay = 0,
         fifo: bool = False,
         max_attempts: int | None = None,
-        retry_on: tuple[type[Exception], ...] = (),
+        retry_on: type[Exception] | tuple[type[Exception], ...] = (),
         interrupted_attempts: int = 0,
         max_queued: int | None = None,
         min_free: int = 0,
