@@ -2,8 +2,10 @@
 
 import json
 import lzma
+import math
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -61,7 +63,7 @@ class Example:
 @contextmanager
 def run(example: str, *arguments: object, **environment: str) -> Iterator[Example]:
     """Run an example from a directory that is not its own."""
-    program = [sys.executable, "-u", "-W", "error"]
+    program = ["sh"] if example.endswith(".sh") else [sys.executable, "-u", "-W", "error"]
     command = [*program, EXAMPLES / example, *map(str, arguments)]
     with tempfile.NamedTemporaryFile() as output, tempfile.TemporaryDirectory() as elsewhere:
         process = subprocess.Popen(
@@ -196,6 +198,23 @@ def test_the_firehose_is_slowed_down_by_its_consumers_and_nothing_is_lost(quick_
     assert sum(handled) == sent[-1][0]
     assert all(handled)
     assert Pacchettino(quick_dir).count_all() == 0
+
+
+# The pipeline
+
+
+def test_the_pipeline_does_each_line_and_says_which_it_could_not_do(tmp_path: Path) -> None:
+    if shutil.which("factor") is None:
+        pytest.skip("NOT TESTED: needs factor(1)")
+    with run("pipeline.sh", tmp_path, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}") as pipeline:
+        said = pipeline.end()
+    factors = {int(number): rest.split() for number, rest in re.findall(r"^(\d{9,}):(.*)", said, re.MULTILINE)}
+    assert len(factors) == 10
+    assert all(math.prod(map(int, of)) == number for number, of in factors.items())
+    (job,) = Pacchettino(tmp_path).jobs(Status.FAILED)
+    assert job.path.read_text() == "eleven"
+    assert Pacchettino(tmp_path).count_successful() == 10
+    assert re.search("exit status 1: factor: .*eleven.*not a valid positive integer", said)
 
 
 # The container
