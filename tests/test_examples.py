@@ -11,9 +11,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -198,6 +202,89 @@ def test_the_firehose_is_slowed_down_by_its_consumers_and_nothing_is_lost(quick_
     assert sum(handled) == sent[-1][0]
     assert all(handled)
     assert Pacchettino(quick_dir).count_all() == 0
+
+
+# The scraper
+
+
+class Site:
+    """A site of thirty pages, each with links to two others, to one that is missing, and to another site.
+
+    Each takes its time, and the last three say 503 when they are asked for the first time.
+    """
+
+    PAGES = 30
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.most_at_once = 0
+        self._at_once = 0
+        self._lock = threading.Lock()
+        site = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                with site._lock:
+                    site.asked[self.path] += 1
+                    site._at_once += 1
+                    site.most_at_once = max(site.most_at_once, site._at_once)
+                time.sleep(0.05)
+                with site._lock:
+                    site._at_once -= 1
+                number = int(self.path.removeprefix("/"))
+                if number >= site.PAGES:
+                    self.send_error(404)
+                elif number >= site.PAGES - 3 and site.asked[self.path] == 1:
+                    self.send_error(503)
+                else:
+                    self.send_response(200)
+                    self.send_header("Content-Type", "text/html; charset=utf-8")
+                    self.end_headers()
+                    nexts = [(2 * number + more) % site.PAGES for more in (1, 2)]
+                    links = [*map(str, nexts), f"/{site.PAGES}", "http://127.0.0.2:1/elsewhere", f"/{number}#here"]
+                    self.wfile.write("".join(f"<a href={link}>" for link in links).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> "Site":
+        self._thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def test_the_scraper_gets_each_page_of_a_site_once_ten_at_a_time(tmp_path: Path) -> None:
+    with Site() as site, run("scraper.py", tmp_path, f"{site.url}/0") as scraper:
+        until(lambda: len(list(tmp_path.glob("pages/http*"))) == site.PAGES)
+        said = scraper.stop(signal.SIGINT)
+        assert site.asked == {f"/{number}": 1 if number < 27 or number == 30 else 2 for number in range(31)}
+        assert 2 < site.most_at_once <= 10
+    queue = Pacchettino(tmp_path / "queue")
+    (job,) = queue.jobs(Status.FAILED)
+    assert queue.count_all() == 1
+    assert queue.history(job.id)[-1].reason == f"{site.url}/30: 404 Not Found"
+    assert f"{site.url}/30: 404 Not Found" in said
+
+
+def test_a_scraper_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    with Site() as site:
+        with run("scraper.py", tmp_path, f"{site.url}/0") as scraper:
+            until(lambda: len(list(tmp_path.glob("pages/http*"))) >= 5)
+            scraper.send(signal.SIGKILL)
+        assert len(list(tmp_path.glob("pages/http*"))) < site.PAGES
+        with run("scraper.py", tmp_path, f"{site.url}/0") as scraper:
+            until(lambda: len(list(tmp_path.glob("pages/http*"))) == site.PAGES)
+            scraper.stop()
+        assert site.asked["/0"] == 1
+    assert Pacchettino(tmp_path / "queue").count_interrupted() == 0
 
 
 # The pipeline
