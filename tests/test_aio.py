@@ -1356,6 +1356,23 @@ def test_an_error_of_the_queue_ends_work_after_the_jobs_in_hand(
     run(main())
 
 
+def test_no_worker_of_a_drain_ends_while_another_may_send_jobs(run: Run[Any], aqueue: AsyncPacchettino) -> None:
+    async def main() -> None:
+        both = asyncio.Barrier(2)
+
+        @aqueue.on_data_received
+        async def handle(id: str, data: bytes) -> None:
+            if data == b"first":
+                await aqueue.send_many(["second", "second"])
+            else:
+                await both.wait()  # two workers are still there
+
+        await aqueue.send_data("first")
+        assert await aqueue.work(2, drain=True) == 3
+
+    run(main())
+
+
 def test_a_drain_does_what_waits_and_returns(run: Run[Any], aqueue: AsyncPacchettino) -> None:
     @aqueue.on_data_received
     async def handle(id: str, data: bytes) -> Result:

@@ -27,6 +27,7 @@ class Run:
         self._loop = asyncio.get_running_loop()
         self._workers: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Task[None]] = set()
+        self._idle = 0
 
     async def all(self, work: Callable[[], Coroutine[Any, Any, None]], workers: int) -> int:
         """Run so many workers to their end. Returns how many jobs they handled."""
@@ -64,6 +65,17 @@ class Run:
             yield
         finally:
             self._waiting.discard(worker)
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """For a worker that finds no job. When all are idle, that is the end."""
+        self._idle += 1
+        if self._idle == len(self._workers):
+            self._end()
+        try:
+            yield
+        finally:
+            self._idle -= 1
 
     def go_on(self) -> None:
         """For a worker that was cancelled: it was to be ended, or only its handler."""
@@ -144,9 +156,8 @@ def _disconnect(run: Run) -> None:
 def _let_go() -> None:
     global _signals
     if _signals is not None:
-        with suppress(
-            ValueError
-        ):  # a run was left in the middle, and is dropped in another thread; the next signal does it
+        # A run was left in the middle, and is dropped in another thread: the next signal does it.
+        with suppress(ValueError):
             _signals.__exit__()
         _signals = None
 

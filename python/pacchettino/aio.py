@@ -330,7 +330,7 @@ class AsyncPacchettino:
         self._runs.add(run)
         try:
             with run.signals():
-                return await run.all(partial(self._work, run, 0.0 if drain else None, data, file), many)
+                return await run.all(partial(self._work, run, bool(drain), data, file), many)
         finally:
             self._runs.discard(run)
 
@@ -385,12 +385,15 @@ class AsyncPacchettino:
             current.set(outer)
         await self._in_thread(partial(queue._settle, handling, partial(queue._settle_by, claim, verdict)))
 
-    async def _work(self, run: Run, wait: float | None, data: bool, file: bool) -> None:
-        """Handle one job after the other."""
+    async def _work(self, run: Run, drain: bool, data: bool, file: bool) -> None:
+        """Handle one job after the other. To drain is over when no worker has a job in hand, which may send others."""
         while not run.is_ending:
             try:
                 with run.waiting():
-                    claimed = await self._next(wait, None, data, file, self._with_arguments)
+                    claimed = await self._next(0.0 if drain else None, None, data, file, self._with_arguments)
+                    if claimed is None and drain and not run.is_ending:
+                        with run.idle():
+                            claimed = await self._next(None, None, data, file, self._with_arguments)
                 if claimed is None:
                     return
                 await self._handle(claimed)
