@@ -3,6 +3,8 @@
 # make torture  the tests that take long as well, and the model of the protocol
 # make soak     mixed work under kills, forks and clock steps for SECONDS=60, checked by a record outside the queue
 # make lint     what must be clean
+# make docs     the site, into target/site/; read it with `python -m http.server --directory target/site`
+# make for-agents      docs/SKILL.md and docs/llms-full.txt anew, after a change of docs/AGENTS.md or of a docstring
 # make check-windows   whether src/sys/windows.rs is clean
 # make platforms       what can be known here of other systems: lint for each, link for macOS, run for musl and ARM, and
 #                      under Wine for Windows; an hour
@@ -16,7 +18,7 @@ VENV   := .venv
 RUN    := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
-.PHONY: demo test test-rust test-python torture soak lint check-windows bench bench-quick clean
+.PHONY: demo test test-rust test-python torture soak lint docs for-agents check-windows bench bench-quick clean
 .PHONY: platforms platforms-linux platforms-bsd platforms-macos platforms-windows wheels audit
 
 demo: $(VENV)/built
@@ -51,6 +53,16 @@ lint: $(VENV)/built
 	$(RUN)/ruff check .
 	$(RUN)/mypy python examples
 	$(RUN)/python -m mypy.stubtest pacchettino
+
+# Strict, and without a look elsewhere, neither when it is built nor when it is read.
+docs: $(VENV)/docs
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet
+	cp -R target/doc target/site/rust
+	$(RUN)/python tools/check_site.py target/site
+
+for-agents: $(VENV)/ready
+	$(RUN)/python tools/for_agents.py
 
 LARGEST ?= 1000000
 
@@ -121,6 +133,11 @@ $(VENV)/ready: pyproject.toml
 # What builds, checks and audits wheels.
 $(VENV)/cross: $(VENV)/ready
 	$(RUN)/python -m pip install --quiet --group cross
+	touch $@
+
+# What builds the site.
+$(VENV)/docs: $(VENV)/ready
+	$(RUN)/python -m pip install --quiet --group docs
 	touch $@
 
 # The other queues that the benchmark measures.

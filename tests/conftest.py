@@ -40,6 +40,7 @@ ONLY_POSIX = {
     "test_command.py": "signals, terminals and a shell",
     "test_costs.py": "seccomp",
     "test_crashes.py": "seccomp",
+    "test_docs.py": "bash and signals",
     "test_flushes.py": "seccomp",
     "test_fork.py": "fork",
     "test_hostile.py": "seccomp, users and mounts",

@@ -36,12 +36,6 @@ def test_the_consumer_handles_what_the_producer_sent_until_ctrl_c(tmp_path: Path
     assert lines == ["data", "data", "file"]
 
 
-def test_each_other_block_runs(tmp_path: Path) -> None:
-    for number, block in enumerate(BLOCKS[2:]):
-        Path(tmp_path, f"{number}.py").write_text(block)
-        subprocess.run([sys.executable, "-W", "error", f"{number}.py"], cwd=tmp_path, check=True)
-
-
 def test_each_test_that_testing_md_names_is_there() -> None:
     named = re.findall(r"`((?:test|a)_[\w.]+)`", (ROOT / "TESTING.md").read_text(encoding="utf-8"))
     files = [name for name in named if name.endswith(".py")]
