@@ -55,13 +55,13 @@ lint: $(VENV)/built
 	$(RUN)/python -m mypy.stubtest pacchettino
 
 # Strict, and without a look elsewhere, neither when it is built nor when it is read.
-docs: $(VENV)/docs
+docs: $(VENV)/docs $(VENV)/built
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet
 	cp -R target/doc target/site/rust
 	$(RUN)/python tools/check_site.py target/site
 
-for-agents: $(VENV)/ready
+for-agents: $(VENV)/built
 	$(RUN)/python tools/for_agents.py
 
 LARGEST ?= 1000000

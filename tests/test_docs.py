@@ -28,6 +28,7 @@ import check_site
 import for_agents
 import pacchettino
 import pytest
+from pacchettino._command import parsers
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -241,6 +242,8 @@ def test_all_that_is_exported_is_in_what_is_made_for_agents_and_in_the_reference
     calls = [name for name in vars(pacchettino.Pacchettino) if not name.startswith("_")]
     words = {"KeepPolicy", "Result", "Status", "CrashDetection"}  # which have a place of their own
     assert [name for name in calls if name not in words and not re.search(rf"^- `{name}[(:]", text, re.MULTILINE)] == []
+    for name in parsers()[1]:
+        assert f"\n### pacchettino {name}\n" in text
 
 
 SOUND = {

@@ -3,9 +3,11 @@
 `make for-agents` writes them, and tests/test_docs.py compares.
 """
 
+import argparse
 from pathlib import Path
 
 import griffe
+from pacchettino._command import parsers
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -138,10 +140,53 @@ def module_lines(module: griffe.Module) -> list[str]:
     return lines
 
 
+def usage(parser: argparse.ArgumentParser) -> str:
+    """A subcommand with what it needs; argparse's own line is another in each version of Python."""
+    if parser.usage is not None:
+        return "\n".join(line.strip() for line in parser.usage.splitlines())
+    positional = [
+        action for action in parser._actions if not action.option_strings and action.help != argparse.SUPPRESS
+    ]
+    names = [
+        {"*": f"[{action.metavar}...]", "+": f"{action.metavar}..."}.get(str(action.nargs), str(action.metavar))
+        for action in positional
+    ]
+    return " ".join([parser.prog.split()[0], parser.prog.split()[-1], *names, "[OPTION...]"])
+
+
+def option(action: argparse.Action) -> str:
+    """An option or argument, and what it does."""
+    value = "" if action.nargs == 0 else f" {action.metavar or '{' + ','.join(map(str, action.choices or ())) + '}'}"
+    name = ", ".join(f"{option}{value}" for option in action.option_strings) or value.strip()
+    return f"- `{name}`: {action.help}"
+
+
+def command_lines() -> list[str]:
+    """The command, with all that its subcommands take."""
+    parser, subcommands = parsers()
+    lines = ["## The command pacchettino", "", f"{parser.description}", "", "```text", f"{parser.epilog}", "```", ""]
+    for name, subcommand in subcommands.items():
+        lines += [
+            f"### pacchettino {name}",
+            "",
+            "```text",
+            usage(subcommand),
+            "```",
+            "",
+            f"{subcommand.description}",
+            "",
+        ]
+        told = [action for action in subcommand._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+        lines += [*map(option, told), ""]
+        if subcommand.epilog:
+            lines += ["```text", subcommand.epilog.strip("\n"), "```", ""]
+    return lines
+
+
 def everything() -> str:
     """The whole API as one text."""
     modules = public_modules()
-    lines = [line for module in modules for line in module_lines(module)] + words(modules[0])
+    lines = [line for module in modules for line in module_lines(module)] + words(modules[0]) + command_lines()
     return PREFACE + "\n" + "\n".join(lines).rstrip() + "\n"
 
 

@@ -84,8 +84,8 @@ def die_by(name: str) -> int:
 # Arguments
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Understand the arguments, or say what is wrong and exit."""
+def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """What understands the arguments: the command, and each of its subcommands by name."""
     from pacchettino import _change, _look, _send, _work_command
 
     parser = argparse.ArgumentParser(
@@ -101,9 +101,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     common.add_argument("directory", metavar="DIR", help="the queue's directory")
     for module in (_send, _work_command, _look, _change):
         module.add_parser(subparsers, [common])
+    return parser, subparsers.choices
 
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Understand the arguments, or say what is wrong and exit."""
+    parser, subcommands = parsers()
     name, *rest = arguments or [""]
-    chosen = subparsers.choices.get(name)
+    chosen = subcommands.get(name)
     if chosen is None:  # help, the version, or a mistake
         return parser.parse_args(arguments)
     command = None
