@@ -164,6 +164,26 @@ pub(crate) fn parse_claim(entry: &OsStr) -> Option<(Job, OwnerName)> {
     Some((Job::parse(os_str(&entry[..dot]))?, OwnerName::parse(&entry[dot + 1..])?))
 }
 
+/// Whether an entry that is no job's looks as if it was meant to be one.
+pub(crate) fn is_almost_job(entry: &OsStr) -> bool {
+    let entry = entry.as_encoded_bytes();
+    let entry = match entry.iter().position(|byte| !byte.is_ascii_digit()) {
+        Some(end @ 1..) if entry[end] == b'-' => &entry[end + 1..],
+        _ => entry,
+    };
+    [DATA, FILE].iter().any(|prefix| {
+        let begin = entry.split_at_checked(prefix.len()).map(|(begin, _)| begin);
+        begin.is_some_and(|begin| begin.eq_ignore_ascii_case(prefix.as_bytes()))
+    })
+}
+
+/// Whether an entry of `processing/` tells a job, but an owner that nobody can judge, or none.
+pub(crate) fn is_unowned(entry: &OsStr) -> bool {
+    let bytes = entry.as_encoded_bytes();
+    let dot = bytes.iter().rposition(|&byte| byte == b'.');
+    Job::parse(entry).is_some() || dot.is_some_and(|dot| Job::parse(os_str(&bytes[..dot])).is_some())
+}
+
 /// A job as somebody names it: by its id, or by its whole entry name.
 #[derive(Debug, Clone)]
 pub enum JobRef {
@@ -536,6 +556,20 @@ mod tests {
         let data = parse(&format!("raw-{ID}")).unwrap();
         assert!(!JobRef::Entry(data.clone()).means(&parse(&format!("fle-{ID}-raw")).unwrap()));
         assert!(JobRef::Entry(data.clone()).means(&data));
+    }
+
+    #[test]
+    fn what_was_meant_to_be_a_job_is_told_from_what_was_not() {
+        for almost in ["raw-", "raw-x", "fle-report.txt", "FLE-x", "12-raw-x", "1700000000123-fle-"] {
+            assert!(is_almost_job(OsStr::new(almost)), "{almost}");
+        }
+        for stranger in ["", "raw", "notes.txt", "-raw-x", "12raw-x", "12-", "123", "\u{e9}aw-x"] {
+            assert!(!is_almost_job(OsStr::new(stranger)), "{stranger}");
+        }
+        for unowned in [format!("raw-{ID}"), format!("raw-{ID}.left-1"), format!("fle-{ID}-a.b")] {
+            assert!(is_unowned(OsStr::new(&unowned)), "{unowned}");
+        }
+        assert!(!is_unowned(OsStr::new("raw-x.1")));
     }
 
     #[test]

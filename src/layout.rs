@@ -16,6 +16,31 @@ const HISTORY: &str = "history";
 /// The file that says, by being there, that the queue is paused.
 const PAUSED: &str = "paused";
 
+/// A directory of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    State(State),
+    Tmp,
+    Owners,
+    /// The only one that need not be there.
+    History,
+}
+
+impl Place {
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        State::ALL.into_iter().map(Self::State).chain([Self::Tmp, Self::Owners, Self::History])
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::State(state) => state.name(),
+            Self::Tmp => TMP,
+            Self::Owners => OWNERS,
+            Self::History => HISTORY,
+        }
+    }
+}
+
 /// A queue's directories, open. They are reached through their handles from then on, so that nothing that is done to
 /// the path above them leads a job astray.
 pub(crate) struct Layout {
@@ -139,8 +164,7 @@ impl Layout {
 
     /// Which directories they are, and the paths that should lead to them.
     fn all_at(&self, base: &Path) -> impl Iterator<Item = (Identity, PathBuf)> {
-        let names = State::ALL.iter().map(|state| state.name()).chain([TMP, OWNERS]);
-        self.identities.iter().copied().zip(names.map(|name| base.join(name)))
+        self.identities.iter().copied().zip(Place::all().map(|place| base.join(place.name())))
     }
 }
 

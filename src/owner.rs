@@ -5,6 +5,7 @@
 //! another process's by now) and is there for filesystems that have no locks.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::fork::{self, Private};
 use crate::handle::Handle;
 use crate::job::{OwnerName, Token};
 use crate::layout::Layout;
-use crate::sys;
+use crate::sys::{self, Dir};
 
 /// How the death of a consumer is noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,29 +133,43 @@ fn lock_new(layout: &Layout, token: Token) -> Result<Option<Private>> {
     }
 }
 
-/// Whether somebody else's claim is one of the living. Errors mean yes: better to wait than to steal.
+/// Whether somebody else's claim is one of the living. Errors mean yes: better to wait than to steal. The lock file of a
+/// dead owner is removed.
 pub(crate) fn is_alive(owner: OwnerName, layout: &Layout) -> bool {
+    // While the lock is held. Its claims are those of a dead owner without the file as well.
+    judge(owner, &layout.owners, |lock, token| _ = sys::remove_open(lock, &layout.owners, token.as_os_str()))
+}
+
+/// The same for who only looks.
+pub(crate) fn seems_alive(owner: OwnerName, owners: &Dir) -> bool {
+    judge(owner, owners, |_, _| {})
+}
+
+fn judge(owner: OwnerName, owners: &Dir, bury: impl FnOnce(&File, Token)) -> bool {
     match owner {
         OwnerName::Pid(pid) => sys::is_alive(pid),
         // A child forked while the lock is held would hold it on, and the dead owner would live with it.
-        OwnerName::Token(token) => fork::without_forks(|| is_locked(token, layout)),
+        OwnerName::Token(token) => fork::without_forks(|| is_locked(token, owners, bury)),
     }
 }
 
-/// Judges a lock file, and removes it if nobody holds its lock.
-fn is_locked(token: Token, layout: &Layout) -> bool {
-    match sys::take_lock(&layout.owners, token.as_os_str()) {
+fn is_locked(token: Token, owners: &Dir, bury: impl FnOnce(&File, Token)) -> bool {
+    match sys::take_lock(owners, token.as_os_str()) {
         Ok(Some(lock)) if !lock.metadata().is_ok_and(|lock| lock.is_file()) => true,
         Ok(Some(lock)) => {
             step!("owner: judged dead");
-            // While the lock is held. Its claims are those of a dead owner without the file as well.
-            _ = sys::remove_open(&lock, &layout.owners, token.as_os_str());
+            bury(&lock, token);
             false
         }
         // Without `owners/` itself a missing file says nothing.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => !layout.owners.is_linked().unwrap_or(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => !owners.is_linked().unwrap_or(false),
         Ok(None) | Err(_) => true,
     }
+}
+
+/// Whether a lock file that never got its name may be somebody's.
+pub(crate) fn is_unborn_locked(name: &OsStr, tmp: &Dir) -> bool {
+    fork::without_forks(|| !matches!(sys::take_lock(tmp, name), Ok(Some(_))))
 }
 
 /// Removes a lock file that never got its name, if nobody holds its lock.

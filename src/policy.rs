@@ -4,7 +4,7 @@ use crate::job::Due;
 
 /// Where a job is. Each state but [`Processing`](State::Processing) is a directory of job files; a job being processed
 /// has a directory of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "the names are the layout's, told in ARCHITECTURE.md")]
 pub enum State {
     Queued,

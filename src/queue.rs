@@ -13,6 +13,7 @@ use crate::cancel::cancel;
 use crate::claim::{Attempt, Claim, Terms, Unflushed};
 use crate::error::{At, Error, Result};
 use crate::history::{self, Ended, Past, Record};
+use crate::inspect::Inspection;
 use crate::job::{self, Due, Job, JobRef, Kinds, OwnerName};
 use crate::layout::{self, Layout};
 use crate::limits::{Limits, on_disk};
@@ -25,7 +26,7 @@ use crate::policy::{KeepPolicy, State};
 use crate::publish::{Publisher, Transfer};
 use crate::recover::{self, Fate};
 use crate::shared::Shared;
-use crate::stats::{Stats, stats};
+use crate::stats::{Stats, Survey, stats, survey};
 use crate::sys;
 use crate::wait::{Listener, locked};
 
@@ -951,12 +952,37 @@ impl Queue {
         self.healing(Shared::is_at, |_| pause::is_there(&self.base))
     }
 
+    /// Repairs what an inspection found, where it is certain what is to be done: makes directories that are missing, does what
+    /// a consumer does that looks after the dead, and removes the records of jobs that are gone, if the inspection looked twice
+    /// and as far apart as [`Inspection::rest`] says.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn repair(&self, found: &Inspection) -> Result<()> {
+        self.showing(|shared| {
+            self.care(shared, Duration::ZERO)?;
+            let layout = shared.layout();
+            for job in found.gone() {
+                history::remove(&layout, &job).unwrap_or_else(|error| _ = shared.tell_failed(&error));
+            }
+            Ok(())
+        })
+    }
+
     /// The queue in a few figures.
     ///
     /// # Errors
     /// [`Error::Io`]
     pub fn stats(&self) -> Result<Stats> {
-        self.showing(|shared| stats(shared))
+        self.showing(|shared| stats(shared, |_| {}))
+    }
+
+    /// The same for who watches it: with how many jobs were sent since that time, and so many of those that failed last.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn survey(&self, since: Duration, failures: usize) -> Result<Survey> {
+        self.showing(|shared| survey(shared, since, failures))
     }
 
     fn terms(&self) -> Terms<'_> {

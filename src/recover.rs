@@ -382,36 +382,21 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
     let mut judged = HashMap::new();
     let mut lives = |owner| *judged.entry(owner).or_insert_with(|| is_alive(shared, owner, &layout));
     for (name, temporary) in temporaries {
-        let abandoned = match temporary {
-            Temporary::Ours(owner @ OwnerName::Token(_)) => !lives(owner),
-            // Its writer may live in another container, where its PID is another.
-            Temporary::Ours(owner) => is_older(tmp, &name, UNHEARD_OF) && !lives(owner),
-            // Not before its maker had the time to lock it, which for a program that does not look again must be enough.
-            Temporary::Unborn => {
-                if is_older(tmp, &name, UNBORN) {
-                    owner::remove_unborn(&name, &layout);
-                }
-                false
-            }
-            Temporary::Foreign => {
-                if is_older(tmp, &name, FORGOTTEN) {
-                    let path = tmp.path().join(&name);
-                    shared.tell_once(Notice::new(format!(
-                        "{}: not written to for a day, and perhaps never finished; it is kept, as it may be the only copy",
-                        path.display()
-                    )));
-                }
-                false
-            }
-        };
+        let judged = judge_unfinished(tmp, &name, temporary, &mut lives);
         step!("sweep: judged");
-        if abandoned {
-            match tmp.remove_file(&name) {
+        match judged {
+            Unfinished::Awaited => {}
+            Unfinished::Abandoned => match tmp.remove_file(&name) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     shared.tell_failed(&failed(error, tmp, &name));
                 }
                 _ => {}
-            }
+            },
+            Unfinished::Unborn => owner::remove_unborn(&name, &layout),
+            Unfinished::Forgotten => shared.tell_once(Notice::new(format!(
+                "{}: not written to for a day, and perhaps never finished; it is kept, as it may be the only copy",
+                tmp.path().join(&name).display()
+            ))),
         }
     }
     let mut tokens = Vec::new();
@@ -425,6 +410,37 @@ pub(crate) fn sweep(shared: &Shared) -> Result<()> {
         lives(OwnerName::Token(token)); // which removes a dead one's
     }
     Ok(())
+}
+
+/// What is to be thought of a file in `tmp/`.
+pub(crate) enum Unfinished {
+    /// Somebody may be writing it.
+    Awaited,
+    /// Its writer is dead.
+    Abandoned,
+    /// A lock file that should have had its name long ago; if nobody holds its lock, it will never get it.
+    Unborn,
+    /// Another program's, old.
+    Forgotten,
+}
+
+pub(crate) fn judge_unfinished(
+    tmp: &Dir,
+    name: &OsStr,
+    temporary: Temporary,
+    mut lives: impl FnMut(OwnerName) -> bool,
+) -> Unfinished {
+    match temporary {
+        Temporary::Ours(owner @ OwnerName::Token(_)) if !lives(owner) => Unfinished::Abandoned,
+        // Its writer may live in another container, where its PID is another.
+        Temporary::Ours(owner @ OwnerName::Pid(_)) if is_older(tmp, name, UNHEARD_OF) && !lives(owner) => {
+            Unfinished::Abandoned
+        }
+        // Not before its maker had the time to lock it, which for a program that does not look again must be enough.
+        Temporary::Unborn if is_older(tmp, name, UNBORN) => Unfinished::Unborn,
+        Temporary::Foreign if is_older(tmp, name, FORGOTTEN) => Unfinished::Forgotten,
+        _ => Unfinished::Awaited,
+    }
 }
 
 /// For how long `history/` is left alone after a look.

@@ -1,8 +1,11 @@
 //! A queue in a few figures.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
 use std::time::{Duration, SystemTime};
 
-use crate::error::Result;
+use crate::error::{At, Result};
 use crate::job::{self, Due, Job, OwnerName};
 use crate::lookup::visit_jobs;
 use crate::owner;
@@ -34,7 +37,44 @@ pub struct HeldJob {
     pub since: SystemTime,
 }
 
-pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
+/// What who watches a queue wants to see of it.
+#[derive(Debug, Clone)]
+pub struct Survey {
+    /// The figures.
+    pub stats: Stats,
+    /// How many of the jobs were sent at that time or later.
+    pub sent: usize,
+    /// The jobs that failed or were interrupted last, the very last first, and when: when their file last changed its name.
+    pub failures: Vec<(SystemTime, State, Job)>,
+}
+
+/// Looks at the jobs that were sent since then, in Unix time, and at so many failures.
+pub(crate) fn survey(shared: &Shared, since: Duration, most: usize) -> Result<Survey> {
+    let mut sent = 0;
+    let stats = stats(shared, |job| sent += usize::from(job::sent_at(job.id()) >= since))?;
+    let layout = shared.layout();
+    let mut last = BinaryHeap::new();
+    for state in [State::Failed, State::Interrupted] {
+        let dir = layout.dir(state);
+        let mut jobs = Vec::new();
+        visit_jobs(shared, state, |_| true, |job, _, _| jobs.push(job))?;
+        for job in jobs {
+            let entry = job.entry();
+            match dir.stat(&entry) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                stat => last.push(Reverse((stat.at(|| dir.path().join(&entry))?.changed, state, job))),
+            }
+            if last.len() > most {
+                last.pop();
+            }
+        }
+    }
+    let failures = last.into_sorted_vec().into_iter().map(|Reverse(failure)| failure).collect();
+    Ok(Survey { stats, sent, failures })
+}
+
+/// Reads the figures, and shows each job to `visit`.
+pub(crate) fn stats(shared: &Shared, mut visit: impl FnMut(&Job)) -> Result<Stats> {
     let mut stats = Stats { counts: Default::default(), oldest: None, next_due: None, held: Vec::new() };
     let mut claims = Vec::new();
     for (count, state) in stats.counts.iter_mut().zip(State::ALL) {
@@ -44,6 +84,7 @@ pub(crate) fn stats(shared: &Shared) -> Result<Stats> {
             |_| true,
             |job, due, owner| {
                 *count += 1;
+                visit(&job);
                 match (state, due, owner) {
                     (State::Queued, ..) => {
                         let sent = job::sent_at(job.id());

@@ -465,6 +465,18 @@ def recovery(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     return looking(place, open)
 
 
+@scenario()
+def repair(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    lay_job(place, f"processing/raw-{{}}.{DEAD.decode()}/raw")
+    lay_job(place, "queued/raw-{}", "two")
+    lay_down(place.base, {b"owners/" + DEAD: b""})
+    queue = open()
+    yield
+    found = _core.Inspection(place.base)
+    found.look_again()
+    queue._core.repair(found)
+
+
 @scenario(KeepPolicy.SUCCESS)
 def recovery_that_removes(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     lay_job(place, f"processing/raw-{{}}.{DEAD.decode()}/raw")

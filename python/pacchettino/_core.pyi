@@ -3,7 +3,19 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Literal, final
 
-__all__ = ["Claim", "Jobs", "Listener", "Pass", "Queue", "Record", "Row", "Stop", "release_all", "sent_at"]
+__all__ = [
+    "Claim",
+    "Inspection",
+    "Jobs",
+    "Listener",
+    "Pass",
+    "Queue",
+    "Record",
+    "Row",
+    "Stop",
+    "release_all",
+    "sent_at",
+]
 
 @final
 class Queue:
@@ -51,6 +63,17 @@ class Queue:
     def resume(self) -> None: ...
     def is_paused(self) -> bool: ...
     def stats(self) -> tuple[dict[str, int], int | None, int | None, list[tuple[str, str, int]]]: ...
+    def survey(
+        self, since: int, failures: int
+    ) -> tuple[
+        dict[str, int],
+        int | None,
+        int | None,
+        list[tuple[str, str, str | None, int]],
+        int,
+        list[tuple[int, str, str, str | None, str]],
+    ]: ...
+    def repair(self, found: Inspection) -> None: ...
     def history(self, job: str) -> list[Record]: ...
     def requeue(self, job: str) -> bool: ...
     def requeue_all(self, which: int) -> int: ...
@@ -62,6 +85,18 @@ class Listener:
     @property
     def descriptor(self) -> int | None: ...
     def heard(self) -> bool: ...
+
+@final
+class Inspection:
+    def __new__(cls, base: str | os.PathLike[str]) -> Inspection: ...
+    def look_again(self) -> None: ...
+    def findings(self) -> list[tuple[str, str, str, bool, bool]]: ...
+    @property
+    def more(self) -> int: ...
+    @property
+    def jobs(self) -> int: ...
+    @property
+    def rest(self) -> float: ...
 
 @final
 class Pass:

@@ -3,6 +3,7 @@
 
 mod detached;
 mod errors;
+mod inspect;
 mod job;
 mod queue;
 
@@ -14,6 +15,8 @@ mod core {
 
     #[pymodule_export]
     use super::detached::release_all;
+    #[pymodule_export]
+    use super::inspect::Inspection;
     #[pymodule_export]
     use super::job::{Claim, Jobs, Record, Row};
     #[pymodule_export]

@@ -6,19 +6,20 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyString};
 
 use super::detached::{attached, detached, is_exiting};
+use super::inspect::Inspection;
 use super::job::{Claim, Jobs, Record};
 use crate::error::Error;
-use crate::job::{self, Due, JobRef, Kinds, OwnerName};
+use crate::job::{self, Due, Job, JobRef, Kinds, OwnerName};
 use crate::policy::{KeepPolicy, State};
 use crate::wait::locked;
-use crate::{CrashDetection, Glance, Limits, Notice, Order, Transfer, queue};
+use crate::{CrashDetection, Glance, HeldJob, Limits, Notice, Order, Transfer, queue};
 
 /// A queue in a directory.
 #[pyclass(frozen, module = "pacchettino._core")]
@@ -240,11 +241,30 @@ impl Queue {
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         let stats = detached(py, || self.0.stats())?;
         let counts = State::ALL.map(State::name).into_iter().zip(stats.counts).collect();
-        let held = stats.held.iter().map(|held| {
-            let since = held.since.duration_since(UNIX_EPOCH).unwrap_or_default();
-            (held.owner.to_string(), held.job.id().to_string(), milliseconds(since))
-        });
+        let held = stats.held.iter().map(|held| (held.owner.to_string(), held.job.id().to_string(), unix(held.since)));
         Ok((counts, stats.oldest.map(milliseconds), stats.next_due.map(|due| due.0), held.collect()))
+    }
+
+    fn repair(&self, py: Python<'_>, found: &Inspection) -> PyResult<()> {
+        Ok(detached(py, || self.0.repair(&locked(&found.0)))?)
+    }
+
+    /// The counts and the two times as `stats` has them; what consumers hold: owner, id, name, since when; how many jobs
+    /// were sent since that time; and the last failures: when, state, id, name, entry.
+    fn survey(&self, py: Python<'_>, since: u64, failures: usize) -> PyResult<Survey> {
+        let survey = detached(py, || self.0.survey(Duration::from_millis(since), failures))?;
+        let stats = survey.stats;
+        let counts = State::ALL.map(State::name).into_iter().zip(stats.counts).collect();
+        let id = |job: &Job| job.id().to_string();
+        let name = |job: &Job| job.name().map(ToOwned::to_owned);
+        let held = stats.held.iter().map(|held| {
+            let HeldJob { job, owner, since } = held;
+            (owner.to_string(), id(job), name(job), unix(*since))
+        });
+        let failed =
+            survey.failures.iter().map(|(at, state, job)| (unix(*at), state.name(), id(job), name(job), job.entry()));
+        let (oldest, next_due) = (stats.oldest.map(milliseconds), stats.next_due.map(|due| due.0));
+        Ok((counts, oldest, next_due, held.collect(), survey.sent, failed.collect()))
     }
 
     fn history(&self, py: Python<'_>, job: &Bound<'_, PyString>) -> PyResult<Vec<Record>> {
@@ -269,6 +289,14 @@ impl Queue {
 }
 
 type Stats = (HashMap<&'static str, usize>, Option<u64>, Option<u64>, Vec<(String, String, u64)>);
+type Survey = (
+    HashMap<&'static str, usize>,
+    Option<u64>,
+    Option<u64>,
+    Vec<(String, String, Option<OsString>, u64)>,
+    usize,
+    Vec<(u64, &'static str, String, Option<OsString>, OsString)>,
+);
 
 /// Who waits in an event loop.
 #[pyclass(frozen, module = "pacchettino._core")]
@@ -331,6 +359,10 @@ impl Stop {
 #[pyfunction]
 pub(super) fn sent_at(job: &Bound<'_, PyString>) -> Option<u64> {
     Some(milliseconds(job::sent_at(job_ref(job)?.id())))
+}
+
+fn unix(time: SystemTime) -> u64 {
+    milliseconds(time.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 fn milliseconds(time: Duration) -> u64 {

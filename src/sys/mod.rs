@@ -42,6 +42,36 @@ pub(crate) struct Stat {
     pub modified: SystemTime,
     /// When its inode last changed, a rename included: the only time that is not the sender's.
     pub changed: SystemTime,
+    /// Who may do what, where a file's mode says that.
+    pub permissions: Option<Permissions>,
+}
+
+/// The mode and the group of a file.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(windows, allow(dead_code, reason = "nobody makes one there"))]
+pub(crate) struct Permissions {
+    pub mode: u32,
+    pub group: u32,
+}
+
+/// What one wants to do with a file or directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    /// To change the names in a directory.
+    Change,
+}
+
+/// A filesystem that is not known to do what a local one does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(windows, allow(dead_code, reason = "nobody asks there"))]
+pub(crate) enum Doubtful {
+    /// Other machines have it, too.
+    Network(&'static str),
+    /// A program makes it (FUSE).
+    Program,
+    /// A layer upon others, of which a file is a copy once it was changed.
+    Overlay,
 }
 
 /// How a directory is read.
@@ -104,6 +134,14 @@ impl Dir {
     /// gives the same time to a change once more: the time must be long ago now as well.
     pub(crate) fn is_unchanged(&self, since: Option<SystemTime>) -> bool {
         since.is_some() && self.settled_time().is_ok_and(|now| now == since)
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+impl Dir {
+    #[allow(clippy::unused_self, reason = "Linux tells")]
+    pub(crate) fn mount(&self) -> Option<u64> {
+        None
     }
 }
 

@@ -16,9 +16,9 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat};
 use nix::libc;
 use nix::sys::signal::kill;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
-use nix::unistd::{Pid, UnlinkatFlags, unlinkat};
+use nix::unistd::{AccessFlags, Pid, UnlinkatFlags, faccessat, unlinkat};
 
-use super::{Entry, FileKind, Identity, Link, Reading, Stat};
+use super::{Access, Doubtful, Entry, FileKind, Identity, Link, Permissions, Reading, Stat};
 use crate::handle::Handle;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use {
@@ -124,6 +124,61 @@ impl Dir {
 
     pub(crate) fn stat(&self, name: &OsStr) -> io::Result<Stat> {
         Ok(stat_of(&fstatat(self, name, AtFlags::AT_SYMLINK_NOFOLLOW)?))
+    }
+
+    /// Whether this process may do that with an entry; with the directory itself where the name is `.`.
+    pub(crate) fn check_access(&self, name: &OsStr, access: Access) -> io::Result<()> {
+        #[cfg(not(target_os = "android"))]
+        const AS_NOW: AtFlags = AtFlags::AT_EACCESS;
+        #[cfg(target_os = "android")]
+        const AS_NOW: AtFlags = AtFlags::empty();
+        let mode = match access {
+            Access::Read => AccessFlags::R_OK,
+            Access::Change => AccessFlags::W_OK | AccessFlags::X_OK,
+        };
+        Ok(faccessat(self, name, mode, AS_NOW)?)
+    }
+
+    /// Which mount it is in: no rename leads from one to another, be they of one filesystem. `None` where that is not told.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(crate) fn mount(&self) -> Option<u64> {
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.as_fd().as_raw_fd())).ok()?;
+        about.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
+    }
+
+    /// Whether it is on a filesystem that may not do what this crate needs, by `statfs(2)`.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(crate) fn doubtful(&self) -> io::Result<Option<Doubtful>> {
+        let filesystem = nix::sys::statfs::fstatfs(self)?.filesystem_type().0;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "32 bits, of whatever type")]
+        #[allow(clippy::unnecessary_cast, reason = "of whatever type")]
+        Ok(match filesystem as u32 {
+            0x6969 => Some(Doubtful::Network("NFS")),
+            0x517b | 0xff53_4d42 | 0xfe53_4d42 => Some(Doubtful::Network("SMB")),
+            0x0102_1997 => Some(Doubtful::Network("9p")),
+            0x5346_414f | 0x6b41_4653 => Some(Doubtful::Network("AFS")),
+            0x00c3_6400 => Some(Doubtful::Network("Ceph")),
+            0x7375_7245 => Some(Doubtful::Network("Coda")),
+            0x786f_4256 => Some(Doubtful::Network("VirtualBox's shared folders")),
+            0x6573_5546 => Some(Doubtful::Program),
+            0x794c_7630 => Some(Doubtful::Overlay),
+            _ => None,
+        })
+    }
+
+    /// The same by the filesystem's name.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    pub(crate) fn doubtful(&self) -> io::Result<Option<Doubtful>> {
+        Ok(match nix::sys::statfs::fstatfs(self)?.filesystem_type_name() {
+            "nfs" => Some(Doubtful::Network("NFS")),
+            "smbfs" => Some(Doubtful::Network("SMB")),
+            "p9fs" => Some(Doubtful::Network("9p")),
+            "afpfs" => Some(Doubtful::Network("AFP")),
+            "webdav" => Some(Doubtful::Network("WebDAV")),
+            name if name.contains("fuse") => Some(Doubtful::Program),
+            "unionfs" => Some(Doubtful::Overlay),
+            _ => None,
+        })
     }
 
     /// Moves an entry to a name that is free, in this or another directory.
@@ -411,7 +466,9 @@ fn stat_of(stat: &FileStat) -> Stat {
     let modified = time(stat.st_mtime, stat.st_mtime_nsec);
     let changed = time(stat.st_ctime, stat.st_ctime_nsec);
     let length = stat.st_size.try_into().unwrap_or_default();
-    Stat { identity: identity_of(stat), kind, length, modified, changed }
+    #[allow(clippy::useless_conversion, reason = "narrower on some systems")]
+    let permissions = Some(Permissions { mode: stat.st_mode.into(), group: stat.st_gid });
+    Stat { identity: identity_of(stat), kind, length, modified, changed, permissions }
 }
 
 /// A file's time. One before 1970 is nothing that this crate compares with.

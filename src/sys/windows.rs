@@ -50,7 +50,7 @@ use windows_sys::Win32::System::Threading::{
     GetProcessId, OpenProcess, PROCESS_QUERY_LIMITED_INFORMATION, PROCESS_SYNCHRONIZE, WaitForSingleObject,
 };
 
-use super::{Entry, FileKind, Identity, Link, Reading, Stat};
+use super::{Access, Doubtful, Entry, FileKind, Identity, Link, Reading, Stat};
 use crate::handle::Handle;
 
 const SHARE_ALL: FILE_SHARE_MODE = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
@@ -177,6 +177,18 @@ impl Dir {
             FILE_OPEN,
             FILE_OPEN_REPARSE_POINT,
         )?)
+    }
+
+    /// Whether this process may do that with an entry is not asked here: what is refused then tells.
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "elsewhere it is asked")]
+    pub(crate) fn check_access(&self, _name: &OsStr, _access: Access) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Which filesystem it is on is not asked here.
+    #[allow(clippy::unused_self, reason = "elsewhere it is asked")]
+    pub(crate) fn doubtful(&self) -> io::Result<Option<Doubtful>> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Moves an entry to a name that is free, in this or another directory.
@@ -314,7 +326,14 @@ pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
     // SAFETY: an open handle.
     if unsafe { GetFileType(file.as_raw_handle()) } != FILE_TYPE_DISK {
         let never = SystemTime::UNIX_EPOCH;
-        return Ok(Stat { identity: (0, 0), kind: FileKind::Other, length: 0, modified: never, changed: never });
+        return Ok(Stat {
+            identity: (0, 0),
+            kind: FileKind::Other,
+            length: 0,
+            modified: never,
+            changed: never,
+            permissions: None,
+        });
     }
     let information = information(file)?;
     let basic: FILE_BASIC_INFO = query(file, FileBasicInfo)?;
@@ -324,6 +343,7 @@ pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
         length: u64::from(information.nFileSizeHigh) << 32 | u64::from(information.nFileSizeLow),
         modified: time_of(basic.LastWriteTime),
         changed: time_of(basic.ChangeTime),
+        permissions: None,
     })
 }
 
