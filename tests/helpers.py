@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -155,7 +155,7 @@ def files(base: Path) -> dict[bytes, bytes]:
     }
 
 
-def lock_file(path: str | Path) -> object:
+def lock_file(path: str | Path) -> BinaryIO:
     """Make a lock file, or take it, and hold its lock for as long as what is returned lives."""
     if sys.platform == "win32":
         handle = _winapi.CreateFile(str(path), _winapi.GENERIC_WRITE, 0, 0, _OPEN_ALWAYS, 0, 0)
