@@ -37,6 +37,7 @@ NEEDS = {
 
 # Files that can't even be imported where there is none of that.
 ONLY_POSIX = {
+    "test_check.py": "FIFOs, symlinks, mounts and file modes",
     "test_command.py": "signals, terminals and a shell",
     "test_costs.py": "seccomp",
     "test_crashes.py": "seccomp",
@@ -50,6 +51,7 @@ ONLY_POSIX = {
     "test_soak.py": "fork and signals",
     "test_storage.py": "mounts and file modes",
     "test_time.py": "a clock that is preloaded",
+    "test_top.py": "terminals",
     "test_work.py": "signals and FIFOs",
 }
 
