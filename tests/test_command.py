@@ -25,7 +25,20 @@ from pacchettino._command import parse
 
 COMMAND = [sys.executable, "-m", "pacchettino"]
 ROOT = Path(__file__).parent.parent
-SUBCOMMANDS = ("send", "work", "status", "ls", "show", "requeue", "cancel", "cleanup", "pause", "resume")
+SUBCOMMANDS = (
+    "send",
+    "work",
+    "status",
+    "ls",
+    "show",
+    "requeue",
+    "cancel",
+    "cleanup",
+    "pause",
+    "resume",
+    "top",
+    "check",
+)
 ODD_NAME = os.fsdecode(b"two\nlines \x1b[31m \xff \xe2\x80\xae.txt")
 
 

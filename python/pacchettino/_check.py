@@ -53,7 +53,7 @@ def add_parser(subparsers: Any, common: list[argparse.ArgumentParser]) -> None:
         common,
         "check",
         check,
-        "say what is not as it should be in a queue's directory, and what to do about it",
+        "say what is wrong in a queue's directory, and what to do about it",
         """
 All of it is read, and nothing is changed. The queue may be at work meanwhile:
 what is found is looked at once more a second later, and told only if it is
@@ -66,7 +66,8 @@ seconds to be sure of). All else is for a person to decide. Where consumers are
 known by PIDs (CrashDetection.PID), run it where those PIDs mean something, and
 not in another container.
 
-exit status: 0 nothing is wrong, 1 something is, 2 it can't be looked at. Notes are not wrong.
+Exit status: 0 nothing is wrong, 1 something is, 2 it can't be looked at. What
+is merely noted is not wrong.
 
 examples:
   pacchettino check queue

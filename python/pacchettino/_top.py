@@ -51,7 +51,7 @@ def add_parser(subparsers: Any, common: list[argparse.ArgumentParser]) -> None:
         """
 On a terminal, and with `pip install 'pacchettino[top]'`, it is a screen with
 keys: up and down choose a job, Enter shows it, r requeues it, p pauses the
-queue or ends the pause, q quits. Otherwise the same is printed every --interval.
+queue or ends the pause, q quits. Else the same is printed every --interval.
 
 A large queue is read less often: a reading waits ten times as long as the one
 before took. Rates are of what was seen: a job that is sent and deleted between
@@ -59,7 +59,7 @@ two readings is not, and one that is cancelled counts as settled.
 
 examples:
   pacchettino top queue
-  pacchettino top queue --plain --interval 1m >> queue.log
+  pacchettino top queue --plain --interval 1m | tee queue.log
 """,
     )
     parser.add_argument("--interval", metavar="DURATION", type=duration, default=1.0, help="how often to read; 1s")
