@@ -1,4 +1,4 @@
-"""Ends the commands of a worker that is gone: a process of its own, started by `_program.py` with nothing but Python.
+"""Ends the commands of a worker that is gone: a process of its own, started by `program.py` with nothing but Python.
 
 A command whose worker died would go on, while its job is put back and begun once more. The worker tells of each
 command's process group by a pipe: `+123` when it runs, `-123` when it has ended. The pipe ends with the worker.

@@ -8,7 +8,7 @@ from typing import Any
 
 from pacchettino import KeepPolicy
 from pacchettino._command import DURATIONS, KEPT, UsageError, add_json, add_subcommand, complain, duration, existing
-from pacchettino._print import as_json, safe
+from pacchettino._command.output import as_json, safe
 
 
 def add_parser(subparsers: Any, common: list[argparse.ArgumentParser]) -> None:

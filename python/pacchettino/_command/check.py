@@ -13,7 +13,7 @@ from typing import Any
 
 from pacchettino import KeepPolicy, _core
 from pacchettino._command import UsageError, add_json, add_subcommand, complain
-from pacchettino._print import as_json, coloured, safe
+from pacchettino._command.output import as_json, coloured, safe
 
 SECOND_LOOK = 1.0
 """How many seconds later what was found is looked at once more: of a queue at work most of it is over by then."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from pacchettino import Attempt, JobInfo, Pacchettino, Status
 from pacchettino._command import add_json, add_subcommand, complain, existing
-from pacchettino._print import age, as_json, coloured, moment, safe, safe_lines, table
+from pacchettino._command.output import age, as_json, coloured, moment, safe, safe_lines, table
 
 STATES = [status.value for status in Status if status is not Status.UNKNOWN]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pacchettino import Pacchettino, PacchettinoError, QueueFull, SendError
 from pacchettino._command import DURATIONS, UsageError, add_json, add_subcommand, complain, duration, number
-from pacchettino._print import Progress, as_json
+from pacchettino._command.output import Progress, as_json
 from pacchettino._types import Duration
 
 CHUNK = 256 * 1024

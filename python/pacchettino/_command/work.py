@@ -150,7 +150,7 @@ def work(args: argparse.Namespace) -> int:
     if args.command is not None:
         from shutil import which
 
-        from pacchettino._program import Program, end_all
+        from pacchettino._command.program import Program, end_all
 
         if which(args.command[0]) is None:
             raise UsageError(f"{args.command[0]}: there is no such command; every job would fail")

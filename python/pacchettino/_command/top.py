@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pacchettino import Pacchettino
 from pacchettino._command import add_subcommand, die_by, duration, existing
-from pacchettino._print import age, moment, safe, safe_lines, table
+from pacchettino._command.output import age, moment, safe, safe_lines, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -148,7 +148,7 @@ class _Run:
 
 
 class _Guard:
-    """A process that ends this process's commands should it die; see `_guard.py`."""
+    """A process that ends this process's commands should it die; see `guard.py`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -159,7 +159,7 @@ class _Guard:
         with self._lock:
             if sys.platform == "win32" or (self._process is not None and self._process.poll() is None):
                 return
-            command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_guard.py")), str(os.getpid())]
+            command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid())]
             null = subprocess.DEVNULL
             self._process = subprocess.Popen(
                 command, bufsize=0, stdin=subprocess.PIPE, stdout=null, stderr=null, cwd="/", start_new_session=True

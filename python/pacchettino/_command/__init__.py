@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pacchettino import KeepPolicy, Pacchettino, PacchettinoError
-from pacchettino._print import safe
+from pacchettino._command.output import safe
 
 KEPT = {"success": KeepPolicy.SUCCESS, "failed": KeepPolicy.FAILED, "interrupted": KeepPolicy.INTERRUPTED}
 
@@ -86,7 +86,7 @@ def die_by(name: str) -> int:
 
 def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """What understands the arguments: the command, and each of its subcommands by name."""
-    from pacchettino import _change, _check, _look, _send, _top, _work_command
+    from pacchettino._command import change, check, look, send, top, work
 
     parser = argparse.ArgumentParser(
         prog="pacchettino",
@@ -99,7 +99,7 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("directory", metavar="DIR", help="the queue's directory")
-    for module in (_send, _work_command, _look, _change, _top, _check):
+    for module in (send, work, look, change, top, check):
         module.add_parser(subparsers, [common])
     return parser, subparsers.choices
 
