@@ -42,6 +42,10 @@ pub(crate) struct Terms<'a> {
     pub(crate) base: &'a Arc<Path>,
     pub(crate) keep: KeepPolicy,
     pub(crate) durable: bool,
+    /// How often an interrupted job is put back.
+    pub(crate) put_back: u32,
+    /// After how many attempts it is put back no more.
+    pub(crate) attempts: u32,
     pub(crate) pass: Option<&'a Arc<Unflushed>>,
 }
 
@@ -86,6 +90,9 @@ impl Claim {
             dir,
             keep: terms.keep,
             durable: terms.durable,
+            put_back: terms.put_back,
+            attempts: terms.attempts,
+            is_put_back: false,
             moved: false,
             reuse,
             pass: terms.pass.map(Arc::clone),
@@ -378,6 +385,10 @@ pub(crate) struct Held {
     dir: Arc<Dir>,
     keep: KeepPolicy,
     durable: bool,
+    put_back: u32,
+    attempts: u32,
+    /// It is interrupted, and recorded as put back for that.
+    is_put_back: bool,
     /// The job's file is where the verdict says; only the directory is left to be tidied up.
     moved: bool,
     /// Under which token the directory may be another claim's afterwards, if nothing happens that forbids it.
@@ -413,19 +424,13 @@ impl Held {
     fn settle(&mut self, outcome: Outcome, goes_on: bool) -> Result<bool> {
         let flush_later = goes_on && self.durable;
         let layout = if self.dir.is_intact() { self.shared.layout() } else { self.reopen()? };
-        let (state, entry) = match outcome {
-            Outcome::Success => (State::Success, self.job.entry()),
-            Outcome::Failed => (State::Failed, self.job.entry()),
-            Outcome::Interrupted => (State::Interrupted, self.job.entry()),
-            Outcome::Retry(None) => (State::Queued, self.job.entry()),
-            Outcome::Retry(Some(due)) => (State::Scheduled, self.job.scheduled_entry(due)),
-        };
+        if !self.moved {
+            self.record(&layout, outcome);
+        }
+        let (state, entry) = self.destination(outcome);
         let target = self.keep.keeps(state).then(|| layout.dir(state));
         let processing = layout.dir(State::Processing);
         if !self.moved {
-            if target.is_some() {
-                self.record(&layout, outcome);
-            }
             let file = self.job.claimed_name();
             let done = match target {
                 Some(target) => self.dir.rename(file, target, &entry).at(|| target.path().join(&entry)),
@@ -480,7 +485,21 @@ impl Held {
         Ok(self.past.get_or_init(|| Box::new(past)))
     }
 
-    /// Records the attempt, unless that was done, or it succeeds.
+    /// Where a verdict leads, and under which name.
+    fn destination(&self, outcome: Outcome) -> (State, OsString) {
+        match outcome {
+            Outcome::Success => (State::Success, self.job.entry()),
+            Outcome::Failed => (State::Failed, self.job.entry()),
+            Outcome::Interrupted if self.is_put_back => (State::Queued, self.job.entry()),
+            Outcome::Interrupted => (State::Interrupted, self.job.entry()),
+            Outcome::Retry(None) => (State::Queued, self.job.entry()),
+            Outcome::Retry(Some(due)) => (State::Scheduled, self.job.scheduled_entry(due)),
+        }
+    }
+
+    /// Records the attempt, unless that was done, or it succeeds, or the job is deleted. An interrupted job is put back as
+    /// often as recovery would do that had this process died; only if that is recorded, or one that interrupts whoever
+    /// takes it would never come to rest.
     fn record(&mut self, layout: &Layout, outcome: Outcome) {
         let Some(why) = &self.why else { return };
         let (ended, due) = match outcome {
@@ -489,19 +508,29 @@ impl Held {
             Outcome::Interrupted => (Ended::Interrupted, None),
             Outcome::Retry(due) => (Ended::Retry, due.or_else(|| Due::at(unix_now()))),
         };
+        let is_interrupted = outcome == Outcome::Interrupted;
+        let is_kept = self.keep.keeps(self.destination(outcome).0);
+        if !is_kept && !(is_interrupted && self.put_back > 0) {
+            return;
+        }
         let recorded = self.past(layout).and_then(|past| {
             let mut record = Record::new(past.attempts.saturating_add(1), ended);
-            record.due = due;
+            let again = is_interrupted && past.interruptions < self.put_back && record.attempt < self.attempts;
+            if !is_kept && !again {
+                return Ok(None);
+            }
+            record.due = if again { Due::at(record.at) } else { due };
             record.owner = Some(self.owner.name());
-            record.interruptions = past.interruptions;
+            record.interruptions = past.interruptions + u32::from(again);
             record.why = why.clone();
-            history::record(layout, &self.job, past, &record, self.durable)
+            history::record(layout, &self.job, past, &record, self.durable).map(|number| Some((number, again)))
         });
         match recorded {
-            Ok(number) => {
+            Ok(Some((number, again))) => {
                 self.shared.knows_history_of(&self.job);
-                (self.recorded, self.why) = (Some(number), None);
+                (self.recorded, self.why, self.is_put_back) = (Some(number), None, again);
             }
+            Ok(None) => {}
             Err(error) => self.shared.tell_unrecorded(&self.job, &error),
         }
         step!("settle: recorded");
@@ -593,7 +622,8 @@ impl Unflushed {
     fn settle(&self, mut held: Held, outcome: Outcome) -> Result<()> {
         let mut waiting = locked(&self.0);
         waiting.flush();
-        let goes_on = !waiting.is_over && !matches!(outcome, Outcome::Retry(_));
+        let is_put_back = outcome == Outcome::Interrupted && held.put_back > 0;
+        let goes_on = !waiting.is_over && !is_put_back && !matches!(outcome, Outcome::Retry(_));
         match held.settle(outcome, goes_on) {
             Ok(true) => Ok(()),
             Ok(false) => {

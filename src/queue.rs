@@ -326,7 +326,7 @@ impl Queue {
         self.by_pid.store(detection == CrashDetection::Pid, Ordering::Relaxed);
     }
 
-    /// Sets how often a job whose consumer died is put back by itself, unless that was its `most_attempts`th attempt. The
+    /// Sets how often a job that is interrupted, since its consumer died or left it, is put back by itself, unless that was its `most_attempts`th attempt. The
     /// default is never: it stays interrupted.
     pub fn set_put_back(&self, times: u32, most_attempts: u32) {
         self.put_back.store(times, Ordering::Relaxed);
@@ -986,7 +986,8 @@ impl Queue {
     }
 
     fn terms(&self) -> Terms<'_> {
-        Terms { base: &self.base, keep: self.keep, durable: self.durable(), pass: None }
+        let Fate { keep, put_back, attempts, durable } = self.fate();
+        Terms { base: &self.base, keep, durable, put_back, attempts, pass: None }
     }
 
     fn fate(&self) -> Fate {

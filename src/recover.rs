@@ -196,7 +196,8 @@ impl Recovery<'_> {
                     Some(_) => "it is kept in interrupted/",
                     None => "it is deleted, as the keep policy says",
                 };
-                let text = format!("job {id} was interrupted: its consumer ({owner}) died; {fate}");
+                let why = self.why(*owner).map_or_else(|| format!("its consumer ({owner}) died"), str::to_owned);
+                let text = format!("job {id} was interrupted: {why}; {fate}");
                 self.shared.tell(Notice::of(id, text));
                 let done = match (recorded, target) {
                     (Some((number, _)), _) => history::mark(self.layout, job, number),
@@ -233,8 +234,7 @@ impl Recovery<'_> {
             record.due = if again { Due::at(record.at) } else { None };
             record.owner = Some(*owner);
             record.interruptions = past.interruptions + u32::from(again);
-            let why = self.killed.iter().find(|(killed, _)| killed == owner);
-            record.why.reason = Some(why.map_or_else(|| "its consumer died".into(), |(_, why)| why.clone()));
+            record.why.reason = Some(self.why(*owner).unwrap_or("its consumer died").into());
             let state = if again { Some(State::Queued) } else { kept };
             match &past.pending {
                 // Who looked before did not come to move it.
@@ -251,6 +251,11 @@ impl Recovery<'_> {
             self.shared.tell_unrecorded(job, &error);
             (kept, None)
         })
+    }
+
+    /// Why an owner was killed, if that is known.
+    fn why(&self, owner: OwnerName) -> Option<&str> {
+        self.killed.iter().find(|(killed, _)| *killed == owner).map(|(_, why)| why.as_str())
     }
 
     fn processing(&self) -> &Dir {

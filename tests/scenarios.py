@@ -302,6 +302,18 @@ def a_second_retry(place: Place, open: Open, tell: Tell) -> Iterator[None]:
 
 
 @scenario()
+def an_interruption_that_puts_back(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    lay_job(place, "queued/raw-{}")
+    queue = open(interrupted_attempts=1)
+    yield
+    job = queue.claim()
+    assert job is not None
+    with suppress(KeyboardInterrupt), job:
+        raise KeyboardInterrupt
+    tell("returned", "one")
+
+
+@scenario()
 def giving_up(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     queue = open(max_attempts=2)
     tried(queue)

@@ -184,6 +184,7 @@ def test_a_backoff_grows_up_to_its_maximum_and_strays_by_its_jitter() -> None:
         (lambda: Backoff(1, factor=0.5), ValueError),
         (lambda: Backoff(1, factor=float("nan")), ValueError),
         (lambda: Backoff(1, maximum=1e12), ValueError),
+        (lambda: Backoff(10, maximum=1), ValueError),
         (lambda: Backoff(1, jitter=1.5), ValueError),
         (lambda: Retry("1"), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(1e12), ValueError),
@@ -275,7 +276,7 @@ def test_a_handler_that_is_tried_again_is_logged_without_its_traceback(
     id = queue.send_data("work")
     drain(queue)
     assert [(record.levelno, record.getMessage(), record.exc_info) for record in caplog.records] == [
-        (logging.WARNING, f"job {id} is to be tried again: ConnectionError: no network", None),
+        (logging.WARNING, f"job {id} is to be tried again in 0 s: ConnectionError: no network", None),
         (logging.ERROR, f"job {id} failed: given up after 3 attempts: still none", None),
     ]
 
@@ -734,6 +735,64 @@ def test_a_job_is_put_back_only_if_that_can_be_recorded(queue_dir: Path, mode_bo
     (queue_dir / "history").mkdir(mode=0o500, exist_ok=True)
     queue = Pacchettino(queue_dir, interrupted_attempts=5)
     assert queue.claim() is None
+    assert queue.status(id) is Status.INTERRUPTED
+    (queue_dir / "history").chmod(0o700)
+
+
+@pytest.mark.parametrize("keep", [KeepPolicy.ALL, KeepPolicy.NONE])
+@pytest.mark.parametrize("take", ["receive", "receive_one", "claim", "drop"])
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_job_that_its_consumer_leaves_is_put_back_as_often_as_one_whose_consumer_died(
+    queue_dir: Path, keep: KeepPolicy, take: str, durable: bool
+) -> None:
+    queue = Pacchettino(queue_dir, keep, interrupted_attempts=2, durable=durable)
+    handle_with(queue, *[raiser(SystemExit(3))] * 3)
+
+    def leave() -> None:
+        if take in ("receive", "receive_one"):
+            with pytest.raises(SystemExit):
+                getattr(queue, take)()
+            return
+        job = queue.claim()
+        assert job is not None
+        if take == "drop":
+            with pytest.warns(ResourceWarning):
+                del job
+            return
+        with pytest.raises(SystemExit), job:
+            raise SystemExit(3)
+
+    id = queue.send_data("work")
+    for attempt in (1, 2):
+        leave()
+        assert queue.status(id) is Status.QUEUED
+        assert [(told.attempt, told.ended, told.settled) for told in queue.history(id)] == [
+            (number, "interrupted", True) for number in range(1, attempt + 1)
+        ]
+    leave()
+    if keep is KeepPolicy.ALL:
+        assert queue.status(id) is Status.INTERRUPTED
+        assert len(queue.history(id)) == 3
+    else:
+        assert (queue.status(id), entries(queue_dir / "history")) == (Status.UNKNOWN, [])
+
+
+def test_who_leaves_a_job_with_its_last_attempt_does_not_put_it_back(queue_dir: Path) -> None:
+    queue = Pacchettino(queue_dir, interrupted_attempts=5, max_attempts=1)
+    handle_with(queue, raiser(SystemExit(3)))
+    id = queue.send_data("work")
+    with pytest.raises(SystemExit):
+        queue.receive()
+    assert queue.status(id) is Status.INTERRUPTED
+
+
+def test_a_job_that_is_left_is_put_back_only_if_that_can_be_recorded(queue_dir: Path, mode_bound: None) -> None:
+    queue = Pacchettino(queue_dir, interrupted_attempts=5)
+    handle_with(queue, raiser(SystemExit(3)))
+    id = queue.send_data("work")
+    (queue_dir / "history").mkdir(mode=0o500)
+    with pytest.raises(SystemExit):
+        queue.receive()
     assert queue.status(id) is Status.INTERRUPTED
     (queue_dir / "history").chmod(0o700)
 

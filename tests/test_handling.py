@@ -1042,3 +1042,16 @@ def test_a_claim_that_can_not_be_recovered_keeps_nobody_from_the_others(queue: P
     dead.chmod(0o700)
     queue.receive()
     assert queue.is_interrupted(blocked)
+
+
+def test_a_handler_that_can_not_take_its_arguments_is_refused_at_once(queue: Pacchettino) -> None:
+    with pytest.raises(
+        TypeError, match=r"a handler is called with \(id, data\), which .*<lambda> does not take: missing"
+    ):
+        queue.on_data_received(lambda id, data, more: None)  # type: ignore[arg-type, misc]
+    with pytest.raises(TypeError, match=r"called with \(id, name, path\), .* too many positional arguments"):
+        queue.on_file_received(lambda id, path: None)  # type: ignore[arg-type, misc]
+    with pytest.raises(TypeError, match=r"a hook is called with \(job, outcome, seconds\)"):
+        queue.on_settled(lambda job: None)  # type: ignore[arg-type, misc]
+    queue.on_data_received(lambda *arguments: None)
+    queue.on_data_received(print)

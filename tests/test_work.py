@@ -236,6 +236,17 @@ def test_with_drain_a_job_that_is_to_be_tried_again_at_once_is(queue: Pacchettin
     assert attempts == [1, 2, 3]
 
 
+@pytest.mark.parametrize("how", [{}, {"max_jobs": 9}])
+def test_with_drain_a_paused_queue_is_told(
+    queue: Pacchettino, caplog: pytest.LogCaptureFixture, how: dict[str, int]
+) -> None:
+    queue.on_data_received(print)
+    queue.send_data("one")
+    queue.pause()
+    assert queue.work(drain=True, **how) == 0
+    assert [record.getMessage() for record in caplog.records] == [f"{queue.base_dir} is paused: what waits was left"]
+
+
 # The first signal
 
 
@@ -311,7 +322,9 @@ def test_a_second_signal_leaves_the_jobs_in_hand(
         work.signal(number)
         code, output, errors = work.end()
     assert (code, output) == (143 if number == signal.SIGTERM else -signal.SIGINT, "")
-    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    said = f"{number.name} came while the jobs in hand were to be finished"
+    assert f"{said}; the jobs in hand are left\n" in errors
+    assert (f"KeyboardInterrupt: {said}" in errors) == (number == signal.SIGINT)
     assert_interrupted(queue, id, how, f"{number.name} came while the jobs in hand were to be finished")
 
 
@@ -337,7 +350,8 @@ def assert_interrupted(queue: Pacchettino, id: str, how: str, reason: str) -> No
     (attempt,) = queue.history(id)
     assert attempt.reason is not None
     assert attempt.settled
-    expected = f"{reason}; its process was killed" if has_children(how) else f"KeyboardInterrupt: {reason}"
+    expected = f"{reason}; its process was killed" if has_children(how) else reason
+    assert attempt.traceback is None
     assert attempt.reason == expected
 
 
@@ -456,7 +470,7 @@ def test_a_handler_in_the_main_thread_is_interrupted_a_grace_after_stop(queue: P
         queue.work(grace=0.1)
     assert queue.status(id) is Status.INTERRUPTED
     (attempt,) = queue.history(id)
-    assert attempt.reason == "KeyboardInterrupt: the grace of 0.1 s was over"
+    assert attempt.reason == "the grace of 0.1 s was over"
 
 
 # Children

@@ -17,8 +17,8 @@ from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pacchettino._job import Hook
-from pacchettino._retry import Backoff, summary
-from pacchettino._telling import logger
+from pacchettino._retry import Backoff, Left, summary
+from pacchettino._telling import work_logger as logger
 from pacchettino._work import SLICE, Signals, Threads, Work
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Children(Work):
                     self._attend(place)
                 self._sleep()
         except BaseException as error:
-            self._kill_all(str(error) if self._has_left else f"its worker ended: {summary(error)}")
+            self._kill_all(summary(error) if isinstance(error, Left) else f"its worker ended: {summary(error)}")
             raise
         finally:
             self._woken.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from pacchettino import _core
 from pacchettino._retry import Fail, Retry, Verdict, clean, summary, told_at_length
-from pacchettino._telling import about, known_attempt, logger, tell_settled
+from pacchettino._telling import about, called, known_attempt, logger, tell_settled
 from pacchettino._types import Duration, Result, from_milliseconds
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Job:
         """
         self._settle(partial(self._claim.fail, None if reason is None else clean(reason)))
         if reason is not None:
-            logger.warning("job %s failed: %s", self.id, reason, extra=about(self._claim))
+            logger.warning("job %s failed: %s", called(self._claim), reason, extra=about(self._claim))
 
     def retry(self, delay: Duration | None = None, reason: str | None = None) -> None:
         """Once more, after `delay` (seconds or a `timedelta`; the queue's `retry_delay` if `None`).

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from logging import INFO
@@ -33,7 +34,7 @@ from pacchettino._retry import (
     told_at_length,
 )
 from pacchettino._stats import Stats
-from pacchettino._telling import about, logger, tell_moved, tell_settled, tell_taken
+from pacchettino._telling import about, called, logger, tell_moved, tell_settled, tell_taken
 from pacchettino._types import (
     LAST_MILLISECOND,
     Attempt,
@@ -84,8 +85,9 @@ class Pacchettino:
             keep the others waiting.
         max_attempts: After how many attempts a job that is to be tried again fails instead; `None`: never.
         retry_on: Types of exceptions that mean "again" when a handler raises them, instead of "failed".
-        interrupted_attempts: How many times a job whose consumer died is put back by itself, where this instance
-            finds it, before it stays `interrupted`. After `max_attempts` attempts it stays so in any case.
+        interrupted_attempts: How many times a job that is interrupted, since its consumer died or left it, is put back
+            by itself, at once, before it stays `interrupted`. After `max_attempts` attempts it stays so in any case.
+            Who notices that a consumer died decides by its own setting: give all instances the same.
         max_queued: How many jobs may wait, scheduled ones included, before this instance sends no more (`QueueFull`).
             It counts only now and then: each other process that sends may be over it by a sixteenth.
         min_free: How many bytes must be free on the disk for a job to be sent.
@@ -195,7 +197,7 @@ class Pacchettino:
 
     @property
     def interrupted_attempts(self) -> int:
-        """How many times a job whose consumer died is put back by itself."""
+        """How many times a job that is interrupted is put back by itself."""
         return self._interrupted_attempts
 
     @property
@@ -292,7 +294,7 @@ class Pacchettino:
 
         Otherwise as `on_data_received`.
         """
-        _check_handler(handler)
+        _check_handler(handler, arguments="(id, name, path)")
         self._on_file = handler
         return handler
 
@@ -309,7 +311,7 @@ class Pacchettino:
         that died. The worker processes of `work` call the hooks that were set before it. What a hook raises is logged,
         and goes no further.
         """
-        _check_handler(hook, "a hook")
+        _check_handler(hook, "a hook", "(job, outcome, seconds)")
         self._hooks += (hook,)
         self._is_watched = True
         return hook
@@ -377,19 +379,20 @@ class Pacchettino:
 
         Each stops it in order: the jobs in hand are finished, no other is taken. A second signal, or the end of
         `grace`, leaves them, and they are interrupted. Signals are taken only where it runs in the main thread, and
-        those that were ignored stay so; the handlers of others are back in place when it returns.
+        those that were ignored stay so; the handlers of others are back in place when it returns. A job that is tried
+        again is counted again.
 
         With one thread and one process the handlers run in the calling thread. More threads are of this process; those
         that are left go on until their handlers return or the process ends. More processes are new ones (of the kind
         "spawn" of `multiprocessing`) with so many threads each; they import the handlers, so call this below
-        `if __name__ == "__main__":`. One that dies is replaced: at once, but with a pause of up to 30 s where they die
-        one after the other without having handled a job. If this process dies, they finish what they have in hand and
-        end.
+        `if __name__ == "__main__":`, and configure above it what they need, such as logging. One that dies is replaced:
+        at once, but with a pause of up to 30 s where they die one after the other without having handled a job. If this
+        process dies, they finish what they have in hand and end.
 
         Args:
             threads: How many jobs are handled at a time, in each process.
             processes: How many processes do that.
-            drain: Return when no job waits. A job that is scheduled, or is to be tried again later, is not waited for.
+            drain: Return when no job waits. A job that is scheduled, or is to be tried again later, is left.
             grace: How long jobs in hand may take after the first signal or `stop`; `None`: as long as they need. A
                 handler in the calling thread that is still there five seconds later is ended with its process.
             max_jobs: After so many jobs a process is replaced by a new one.
@@ -417,6 +420,7 @@ class Pacchettino:
         if processes == 1 and max_jobs is None and longest is None:
             here = Threads(self, threads, drain=bool(drain), grace=patience)
             here.run()
+            self._tell_if_paused(drain)
             return int(sum(here.counts[1:]))
         # It takes a while to import, and only who has children needs it.
         from pacchettino._children import Children
@@ -431,7 +435,14 @@ class Pacchettino:
             job_timeout=longest,
         )
         children.run()
+        self._tell_if_paused(drain)
         return children.handled
+
+    def _tell_if_paused(self, drain: bool) -> None:
+        """Tell why there may be jobs that wait although none was found."""
+        with suppress(OSError, ValueError):  # it is gone, or closed
+            if drain and self.paused:
+                logger.warning("%s is paused: what waits was left", self.base_dir)
 
     def stop(self) -> None:
         """Take no more jobs through this instance, for good. From any thread, or a signal's handler.
@@ -726,8 +737,8 @@ class Pacchettino:
         verdict = Verdict.of(error, self._retry_on)
         if verdict.result is Result.FAILED and not claim.is_settled:
             raised = None if isinstance(error, Fail) else error
-            said = f": {verdict.reason}" if isinstance(error, Fail) and verdict.reason is not None else ""
-            logger.error("job %s failed%s", claim.id, said, exc_info=raised, extra=about(claim))
+            said = "" if verdict.reason is None else f": {verdict.reason}"
+            logger.error("job %s failed%s", called(claim), said, exc_info=raised, extra=about(claim))
         return verdict
 
     def _interrupt(self, handling: Handling, error: BaseException) -> None:
@@ -746,7 +757,7 @@ class Pacchettino:
             returned.close()
         name = getattr(handler, "__qualname__", handler)
         reason = f"handler {name} returned {returned!r}; it must return None or a pacchettino.Result"
-        logger.error("job %s failed: %s", claim.id, reason, extra=about(claim))
+        logger.error("job %s failed: %s", called(claim), reason, extra=about(claim))
         return Verdict(Result.FAILED, clean(reason))
 
     def _settle_by(self, claim: _core.Claim, verdict: Verdict) -> None:
@@ -777,7 +788,7 @@ class Pacchettino:
                 claim.put_back()
                 raise
             reason = f"it can't be read: {error}"
-        logger.error("job %s failed: %s", claim.id, reason, extra=about(claim))
+        logger.error("job %s failed: %s", called(claim), reason, extra=about(claim))
         self._settle(handling, partial(claim.fail, clean(reason)))
         return None
 
@@ -910,14 +921,14 @@ def _by_pid(value: CrashDetection) -> bool:
 
 
 def _exceptions(value: object) -> tuple[type[Exception], ...]:
-    kinds = value if isinstance(value, tuple) else (value,)
+    kinds = tuple(value) if isinstance(value, tuple | list) else (value,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise TypeError(f"retry_on must be types of exceptions, such as (ConnectionError,), not {value!r}")
     return kinds
 
 
-def _check_handler(handler: Any, what: str = "a handler") -> None:
+def _check_handler(handler: Any, what: str = "a handler", arguments: str = "(id, data)") -> None:
     if not callable(handler):
         raise TypeError(f"{what} must be callable, not {type(handler).__name__}")
     if any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (handler, type(handler).__call__)):
@@ -925,3 +936,17 @@ def _check_handler(handler: Any, what: str = "a handler") -> None:
             f"an async def can't be {what}: it would return before its work is done; "
             "pacchettino.aio.AsyncPacchettino takes such handlers"
         )
+    check_arguments(handler, what, arguments)
+
+
+def check_arguments(handler: Callable[..., object], what: str, arguments: str) -> None:
+    """Refuse at once what would fail with each job."""
+    try:
+        signature = inspect.signature(handler)
+    except (ValueError, TypeError):  # some built-in functions don't tell
+        return
+    try:
+        signature.bind(*arguments.split(","))
+    except TypeError as error:
+        name = getattr(handler, "__qualname__", handler)
+        raise TypeError(f"{what} is called with {arguments}, which {name} does not take: {error}") from None

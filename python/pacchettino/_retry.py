@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pacchettino import _core
-from pacchettino._telling import about, logger
+from pacchettino._telling import about, called, logger
 from pacchettino._types import Duration, Result, finite_seconds, seconds, whole_number
 
 LONGEST_DELAY = 100 * 365.25 * 24 * 3600
@@ -53,8 +53,8 @@ class Backoff:
 
     def __post_init__(self) -> None:
         delay_seconds(self.initial, "initial")
-        if self.maximum is not None:
-            delay_seconds(self.maximum, "maximum")
+        if self.maximum is not None and delay_seconds(self.maximum, "maximum") < delay_seconds(self.initial, "initial"):
+            raise ValueError(f"maximum must be at least initial ({self.initial!r}), not {self.maximum!r}")
         if not 1 <= self.factor < math.inf:
             raise ValueError(f"factor must be 1 or more, not {self.factor!r}")
         if not 0 <= self.jitter <= 1:
@@ -120,7 +120,8 @@ class Attempts:
             delay = delay_seconds(self.delay, "retry_delay")
         claim.retry(delay, verdict.reason, verdict.traceback)
         if verdict.reason is not None:
-            logger.warning("job %s is to be tried again: %s", claim.id, verdict.reason, extra=about(claim))
+            text = "job %s is to be tried again in %.3g s: %s"
+            logger.warning(text, called(claim), delay, verdict.reason, extra=about(claim))
 
     def _attempt(self, claim: _core.Claim) -> int:
         """Count the attempts, where it matters. A history that can't be read keeps no job from being tried again."""
@@ -136,7 +137,7 @@ class Attempts:
 def _give_up(claim: _core.Claim, what: str, reason: str | None, traceback: str | None) -> None:
     told = what if reason is None else f"{what}: {reason}"
     claim.fail(told, traceback)
-    logger.error("job %s failed: %s", claim.id, told, extra=about(claim))
+    logger.error("job %s failed: %s", called(claim), told, extra=about(claim))
 
 
 def checked_delay(value: RetryDelay) -> RetryDelay:
@@ -159,13 +160,21 @@ def count(value: object, what: str, least: int) -> int:
     return min(whole_number(value, what, least), 2**32 - 1)
 
 
+class Left(KeyboardInterrupt):
+    """Raised in a handler that its worker leaves, with the reason."""
+
+
 def summary(error: BaseException) -> str:
     """Tell an exception in a few words."""
+    if isinstance(error, Left):
+        return clean(str(error))
     return clean("".join(traceback.format_exception_only(error)).strip())
 
 
-def told_at_length(error: BaseException) -> str:
-    """Tell an exception with its traceback."""
+def told_at_length(error: BaseException) -> str | None:
+    """Tell an exception with its traceback, unless it came from outside, and the traceback would tell nothing."""
+    if isinstance(error, Left):
+        return None
     return clean("".join(traceback.format_exception(error)))
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pacchettino._job import Hook, Job
 
 logger = logging.getLogger("pacchettino")
+work_logger = logging.getLogger("pacchettino.work")
 
 LENGTH_OF_ID = 36
 
@@ -26,6 +27,7 @@ def _complete(record: logging.LogRecord) -> bool:
 
 
 logger.addFilter(_complete)
+work_logger.addFilter(_complete)
 
 
 def about(claim: _core.Claim) -> dict[str, object]:
@@ -36,6 +38,11 @@ def about(claim: _core.Claim) -> dict[str, object]:
         "duration": claim.seconds if claim.has_begun else None,
         "outcome": claim.outcome,
     }
+
+
+def called(claim: _core.Claim) -> str:
+    """What a job is called in the log: by its id, and a file by its name as well."""
+    return claim.id if claim.name is None else f"{claim.id} ({claim.name!r})"
 
 
 def known_attempt(claim: _core.Claim) -> int | None:

@@ -16,6 +16,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pacchettino import _core
+from pacchettino._retry import Left
+from pacchettino._telling import work_logger as logger
 
 if TYPE_CHECKING:
     from ctypes import Array, c_double
@@ -102,9 +104,10 @@ class Work:
                 if self.queue._core.is_stopped:
                     self.stop()
                 self._run()
-        except KeyboardInterrupt:
-            if not self._has_left or self._signal == signal.SIGINT:
-                raise
+        except Left as left:
+            logger.warning("%s; the jobs in hand are left", left)
+            if self._signal == signal.SIGINT:
+                raise KeyboardInterrupt(str(left)) from None
             if self._signal is not None:
                 raise SystemExit(128 + self._signal) from None
             raise TimeoutError(f"jobs were still being handled {self._grace} s after stop()") from None
@@ -115,16 +118,18 @@ class Work:
         raise NotImplementedError
 
     def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
         if self._signal is None:
             self._signal = number
             self.stop()
+            logger.info("%s: the jobs in hand are finished, no more are taken; a second signal leaves them", name)
         else:
-            self.leave(f"{signal.Signals(number).name} came while the jobs in hand were to be finished")
+            self.leave(f"{name} came while the jobs in hand were to be finished")
 
     def leave(self, reason: str) -> NoReturn:
         """Leave the jobs in hand."""
         self._has_left = True
-        raise KeyboardInterrupt(reason)
+        raise Left(reason)
 
     def leave_if_late(self) -> float:
         """Leave when the grace is over. Returns how long it still is."""

@@ -37,7 +37,7 @@ from pacchettino._aio_wait import Glance, Waits, ended
 from pacchettino._aio_work import Run
 from pacchettino._job import Hook, Job, current
 from pacchettino._limits import next_look, wait_for_room
-from pacchettino._queue import Pacchettino, timeout_seconds
+from pacchettino._queue import Pacchettino, check_arguments, timeout_seconds
 from pacchettino._retry import RetryDelay
 from pacchettino._stats import Stats
 from pacchettino._telling import about, logger, tell_taken
@@ -238,13 +238,13 @@ class AsyncPacchettino:
 
         A plain function is run in a thread of its own.
         """
-        _check_handler(handler)
+        _check_handler(handler, "(id, data)")
         self._on_data = handler
         return handler
 
     def on_file_received(self, handler: F) -> F:
         """Set the handler of file jobs: `async def handler(id, name, path)`. Otherwise as `on_data_received`."""
-        _check_handler(handler)
+        _check_handler(handler, "(id, name, path)")
         self._on_file = handler
         return handler
 
@@ -824,8 +824,9 @@ def _count(concurrency: object) -> int:
     return whole_number(concurrency, "concurrency", 1)
 
 
-def _check_handler(handler: Any) -> None:
+def _check_handler(handler: Any, arguments: str) -> None:
     if not callable(handler):
         raise TypeError(f"a handler must be callable, not {type(handler).__name__}")
     if any(inspect.isasyncgenfunction(f) for f in (handler, type(handler).__call__)):
         raise TypeError("a handler must not yield: it would be called and never run")
+    check_arguments(handler, "a handler", arguments)

@@ -96,6 +96,9 @@ def status(args: argparse.Namespace) -> int:
         "queued": "" if stats.oldest is None else f"the oldest for {age(stats.oldest.total_seconds())}",
         "scheduled": "" if stats.next_due is None else f"the next in {age((stats.next_due - now).total_seconds())}",
     }
+    orphans = stats.processing - sum(len(consumer.holds) for consumer in stats.consumers)
+    if orphans > 0:
+        notes["processing"] = f"{orphans} of consumers that died, interrupted as soon as a worker looks"
     print(f"{'STATE':<11}  {'JOBS':>9}")
     for state in ("queued", "scheduled", "processing", "success", "failed", "interrupted"):
         count = getattr(stats, state)

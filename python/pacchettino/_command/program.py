@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from pacchettino._job import Job, current_job
-from pacchettino._retry import Fail, Retry
+from pacchettino._retry import Fail, Left, Retry
 
 AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: the exit status that means "again"."""
@@ -56,7 +56,7 @@ class Program:
                 run.end()
                 raise
         if run.is_ended:
-            raise SystemExit("the worker left")  # nobody can tell how far it came: the job is interrupted
+            raise Left("its worker left")  # nobody can tell how far it came: the job is interrupted
         if run.status == 0:
             return
         reason = run.reason()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import traceback
 from pathlib import Path
@@ -24,7 +25,8 @@ def add_parser(subparsers: Any, common: list[argparse.ArgumentParser]) -> None:
 MOD:FUNC is a function in a module, which is looked for in the current
 directory, too. For data it is called with (id, data), for a file with (id,
 name, path). It returns nothing for success, or raises pacchettino.Retry or
-pacchettino.Fail; README.md tells more.
+pacchettino.Fail; README.md tells more. The settings of the queue are those of
+this command, also if the module makes a Pacchettino of its own.
 
 CMD is run for each job, without a shell. An argument {{}} is replaced by the
 path of the job's file, which must neither be moved nor deleted. A data job's
@@ -38,8 +40,8 @@ leaves or dies, CMD is ended with all that it started (SIGTERM, a second later
 SIGKILL).
 
 The first SIGTERM or SIGINT (Ctrl-C): the jobs in hand are finished, no more
-are taken, and the exit status is 0. The second: the worker leaves at once,
-and the jobs in hand are interrupted.
+are taken, and the exit status is 0, also if jobs failed. The second: the
+worker leaves at once, and the jobs in hand are interrupted.
 
 {DURATIONS}
 
@@ -60,7 +62,7 @@ examples:
     how = parser.add_argument_group("how to work")
     how.add_argument("--threads", metavar="N", type=number, default=1, help="handle N jobs at a time, in threads")
     how.add_argument("--processes", metavar="N", type=number, default=1, help="in N processes, each with its threads")
-    how.add_argument("--drain", action="store_true", help="end when no job waits")
+    how.add_argument("--drain", action="store_true", help="end when no job waits; those of a later time are left")
     how.add_argument(
         "--grace",
         metavar="DURATION",
@@ -85,7 +87,9 @@ examples:
     )
     settings.add_argument("--durable", action="store_true", help="flush each change to the disk")
     settings.add_argument("--fifo", action="store_true", help="the oldest job first, instead of any")
-    settings.add_argument("--max-attempts", metavar="N", type=number, help="fail a job after N attempts")
+    settings.add_argument(
+        "--max-attempts", metavar="N", type=number, help="fail a job after N attempts; by default never"
+    )
     settings.add_argument(
         "--retry-delay",
         metavar="DURATION[..DURATION]",
@@ -169,6 +173,7 @@ def work(args: argparse.Namespace) -> int:
     )
     if sys.stderr is not None and sys.stderr.isatty():
         complain(f"working on {queue.base_dir}; Ctrl-C finishes what is in hand, a second one leaves it")
+    tell_stops()
     try:
         if "data" in handlers:
             queue.on_data_received(handlers["data"])
@@ -191,6 +196,16 @@ def work(args: argparse.Namespace) -> int:
         if args.command is not None:
             end_all()  # before the jobs are seen to be interrupted
     return 0
+
+
+def tell_stops() -> None:
+    """Have what is said of stopping shown: who pressed Ctrl-C is to know that it was heard."""
+    told = logging.getLogger("pacchettino.work")
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("pacchettino: %(message)s"))
+    told.addHandler(shown)
+    told.setLevel(logging.INFO)
+    told.propagate = False
 
 
 def imported(name: str, default: str | None = None) -> Any:
