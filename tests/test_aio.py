@@ -1373,6 +1373,50 @@ def test_no_worker_of_a_drain_ends_while_another_may_send_jobs(run: Run[Any], aq
     run(main())
 
 
+def test_no_job_is_left_by_a_drain_that_another_one_sent_last(run: Run[Any], quick_dir: Path) -> None:
+    async def main() -> None:
+        async with AsyncPacchettino(quick_dir) as aqueue:
+
+            @aqueue.on_data_received
+            async def handle(id: str, data: bytes) -> None:
+                if int(data) < 10:
+                    await aqueue.send_data(str(int(data) + 1))
+
+            for _ in range(50):
+                await aqueue.send_data("1")
+                assert await aqueue.work(3, drain=True) == 10
+                assert await aqueue.count_queued() == 0
+
+    run(main())
+
+
+def test_a_verdict_that_waits_for_a_thread_is_given_although_its_task_is_cancelled(
+    run: Run[Any], aqueue: AsyncPacchettino
+) -> None:
+    async def main() -> None:
+        settled: list[str] = []
+        aqueue.on_settled(lambda job, outcome, seconds: settled.append(outcome))
+        go_on, returned = threading.Event(), asyncio.Event()
+        busy: list[Any] = []
+
+        @aqueue.on_data_received
+        async def handle(id: str, data: bytes) -> None:
+            busy.extend(aqueue._start(go_on.wait) for _ in range(64))  # more than there are threads
+            returned.set()
+
+        id = await aqueue.send_data("a")
+        work = asyncio.create_task(aqueue.work(1))
+        await returned.wait()
+        work.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert await aqueue.status(id) is Status.SUCCESS
+        assert settled == ["success"]
+
+    run(main())
+
+
 def test_a_drain_does_what_waits_and_returns(run: Run[Any], aqueue: AsyncPacchettino) -> None:
     @aqueue.on_data_received
     async def handle(id: str, data: bytes) -> Result:

@@ -11,7 +11,7 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -223,6 +223,37 @@ def test_with_drain_no_thread_ends_while_another_may_send_jobs(queue: Pacchettin
     assert queue.work(threads=2, drain=True) == 3
 
 
+def send_the_next(queue: Pacchettino, length: int) -> None:
+    """Have each job send the next, up to that length, when it is done but for its verdict."""
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> None:
+        if int(data) < length:
+            queue.send_data(str(int(data) + 1))
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_with_drain_no_job_is_left_that_another_one_sent_last(quick_dir: Path, threads: int) -> None:
+    queue = Pacchettino(quick_dir)
+    send_the_next(queue, 10)
+    for _ in range(150):
+        queue.send_data("1")
+        assert queue.work(threads=threads, drain=True) == 10
+        assert queue.count_queued() == 0
+
+
+def test_a_process_that_has_done_its_jobs_leaves_those_it_sent_to_the_next(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_data("1")
+    program = """
+        @queue.on_data_received
+        def handle(id, data):
+            if int(data) < 8:
+                queue.send_data(str(int(data) + 1))
+    """
+    with worker(queue_dir, "{'threads': 2, 'max_jobs': 3, 'drain': True}", program=program) as work:
+        assert work.end() == (0, "returned 8\n", "")
+
+
 def test_with_drain_a_job_that_is_to_be_tried_again_at_once_is(queue: Pacchettino) -> None:
     attempts: list[int] = []
 
@@ -353,6 +384,29 @@ def assert_interrupted(queue: Pacchettino, id: str, how: str, reason: str) -> No
     expected = f"{reason}; its process was killed" if has_children(how) else reason
     assert attempt.traceback is None
     assert attempt.reason == expected
+
+
+def test_further_signals_do_not_come_between_the_children_and_their_end(queue: Pacchettino, queue_dir: Path) -> None:
+    ids = queue.send_many(["wait one", "wait two"])
+    with worker(queue_dir, "{'processes': 2}") as work:
+        began = work.hear("began wait one", "began wait two")
+        work.signal(signal.SIGINT)
+        work.hear("stops", "stops", "stops")
+        with suppress(ProcessLookupError):
+            while work.process.poll() is None:
+                os.kill(work.pid, signal.SIGINT)
+        work.process.wait(PATIENCE)
+    assert all(has_ended(int(line.split()[-1])) for line in began)
+    queue.requeue_all()
+    assert [queue.status(id) for id in ids] == [Status.QUEUED] * 2
+    assert all(queue.history(id)[0].ended == "interrupted" for id in ids)
+
+
+def test_a_grace_may_be_longer_than_any_wait(queue: Pacchettino) -> None:
+    queue.on_data_received(print)
+    queue.on_data_received(lambda id, data: queue.stop())
+    queue.send_data("one")
+    assert queue.work(grace=1e10) == 1
 
 
 def test_within_the_grace_a_job_is_finished(queue: Pacchettino, queue_dir: Path) -> None:
@@ -554,6 +608,94 @@ def test_children_end_in_order_when_their_parent_dies(queue: Pacchettino, queue_
         work.hear("ended wait one")
         until(lambda: has_ended(child) or Path(f"/proc/{child}/stat").read_text().split()[2] == "Z")
     assert queue.status(id) is Status.SUCCESS
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n",
+        "signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))\n",
+    ],
+    ids=["ignored", "reaped"],
+)
+def test_children_that_somebody_else_waits_for_are_missed_by_nobody(
+    queue: Pacchettino, queue_dir: Path, main: str
+) -> None:
+    queue.send_data("one")
+    with worker(queue_dir, "{'processes': 2, 'drain': True}", main=guarded(main)) as work:
+        code, output, errors = work.end()
+    assert (code, errors) == (0, "")
+    assert output.splitlines()[-1] == "returned 1"
+
+
+def guarded(main: str) -> str:
+    """Have it done in the parent only."""
+    return MAIN.replace("    say(", textwrap.indent(main, "    ") + "    say(")
+
+
+def test_a_child_that_closes_all_its_descriptors_is_waited_for(queue: Pacchettino, queue_dir: Path) -> None:
+    id = queue.send_data("close")
+    program = """
+        @queue.on_data_received
+        def handle(id, data):
+            os.closerange(3, 1024)
+            time.sleep(0.5)  # longer than a process takes to end
+    """
+    with worker(queue_dir, "{'max_jobs': 1000, 'drain': True}", program=program) as work:
+        code, output, _ = work.end()
+    assert (code, output) == (0, "returned 1\n")
+    assert queue.status(id) is Status.SUCCESS
+
+
+def test_children_end_though_somebody_holds_their_dead_parent_s_descriptors(
+    queue: Pacchettino, queue_dir: Path
+) -> None:
+    queue.send_data("wait one")
+    with worker(queue_dir, "{'processes': 1, 'max_jobs': 1000}", program=FORKS_LATER) as work:
+        *_, began = work.hear("forked", "began wait one")
+        child = int(began.split()[-1])
+        os.kill(work.pid, signal.SIGKILL)
+        work.hear("stops")
+        work.open_gate()
+        work.hear("ended wait one")
+        until(lambda: has_ended(child) or Path(f"/proc/{child}/stat").read_text().split()[2] == "Z")
+
+
+FORKS_LATER = """
+    listen = pacchettino._children.Child.listen
+
+
+    def fork_once(self):
+        listen(self)
+        if self.owner is not None and not getattr(pacchettino, "has_forked", False):
+            pacchettino.has_forked = True
+            if os.fork() == 0:
+                say("forked")
+                Path(base, "..", "gate").read_bytes()
+                os._exit(0)
+
+
+    pacchettino._children.Child.listen = fork_once
+"""
+
+
+def test_threads_that_could_not_all_be_started_take_no_jobs(
+    queue: Pacchettino, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, []
+
+    def start_two(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    queue.on_data_received(print)
+    with pytest.raises(RuntimeError, match="can't start"):
+        queue.work(threads=5)
+    for thread in started:
+        finish_thread(thread)
 
 
 def test_what_can_not_be_imported_by_a_child_is_a_type_error(queue: Pacchettino, queue_dir: Path) -> None:

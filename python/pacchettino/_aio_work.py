@@ -20,6 +20,7 @@ class Run:
     def __init__(self, grace: float | None) -> None:
         self.handled = 0
         self.is_ending = False
+        self.is_drained = False
         self._is_leaving = False
         self._grace = grace
         self._timer: asyncio.TimerHandle | None = None
@@ -71,7 +72,10 @@ class Run:
         """For a worker that finds no job. When all are idle, that is the end."""
         self._idle += 1
         if self._idle == len(self._workers):
-            self._end()
+            # One may be on its way back with a job, which it puts back: so each looks once more.
+            self.is_drained = True
+            for worker in self._waiting:
+                worker.cancel()
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
@@ -32,6 +33,9 @@ Handlers: TypeAlias = tuple[Callable[..., Any] | None, Callable[..., Any] | None
 # How often it is looked whether a child lives, for those whose own children keep its end from being told.
 TICK = 1.0
 
+# How long a process may take from closing its descriptors to its end.
+MOMENT = 0.1
+
 # How long the place of a child stays empty that died without having handled a job.
 PAUSE = Backoff(1, maximum=30, jitter=0)
 
@@ -48,6 +52,8 @@ class Child:
         self.is_drained: bool | None = None
         """Whether it ended since no job waited; `None` as long as it did not end in order."""
         self.was_told = False
+        self.is_deaf = False
+        """Whether it closed what would tell of its end."""
         self.why: str | None = None
         """Why it was killed by us."""
         told = (queue, handlers, threads, drain, max_jobs, self.counts, far_end)
@@ -59,6 +65,27 @@ class Child:
     def handled(self) -> int:
         """How many jobs it handled."""
         return int(sum(self.counts[1:]))
+
+    def has_ended(self) -> bool:
+        """Whether it is gone, also if somebody else has waited for it."""
+        if self.process.exitcode is not None:
+            return True
+        if sys.platform == "win32" or self.process.pid is None:
+            return False
+        try:
+            os.kill(self.process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def see_end(self) -> None:
+        """Its sentinel was closed: wait the moment that its end takes, unless it lives and has closed all it had."""
+        end = time.monotonic() + MOMENT
+        while not self.has_ended():
+            if time.monotonic() >= end:
+                self.is_deaf = True
+                return
+            time.sleep(0.001)
 
     def listen(self) -> None:
         """Take what it says."""
@@ -86,12 +113,14 @@ class Child:
 
     def end(self) -> str:
         """Clear away what is left of it. Returns how it ended."""
-        self.process.join()
         code = self.process.exitcode
         self.line.close()
-        self.process.close()
+        with suppress(ValueError):  # somebody else has waited for it
+            self.process.close()
         if code is not None and code < 0:
             return f"signal {-code}, {signal.strsignal(-code)}"
+        if code is None:
+            return "somebody else waited for it"
         return f"exit status {code}"
 
 
@@ -131,8 +160,12 @@ class Children(Work):
         self._woken, self._waker = SPAWN.Pipe(duplex=False)
 
     def tell(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, TypeError):  # it is just being closed
             self._waker.send_bytes(b"stop")
+
+    def _on_signal(self, number: int) -> None:
+        if not self._has_left:  # a third one would come between the children and their end
+            super()._on_signal(number)
 
     def _run(self) -> None:
         try:
@@ -155,7 +188,7 @@ class Children(Work):
             elif not place.is_over and time.monotonic() >= place.empty_until:
                 self._fill(place)
             return
-        ended = child.process.exitcode is not None
+        ended = child.has_ended()
         child.listen()
         self._was_ready |= child.owner is not None
         if ended:
@@ -214,21 +247,27 @@ class Children(Work):
             if child is None:
                 pause = min(pause, math.inf if place.is_over else place.empty_until - now)
                 continue
-            heard.append(child.process.sentinel)
+            if not child.is_deaf:
+                heard.append(child.process.sentinel)
             if not child.line.closed:
                 heard.append(child.line)
             if self._job_timeout is not None and child.counts[0]:
                 pause = min(pause, child.counts[0] + self._job_timeout - now)
             elif self._job_timeout is not None:
                 pause = min(pause, self._job_timeout)
-        if self._woken in connection.wait(heard, max(0.0, pause)):
+        ready = connection.wait(heard, max(0.0, pause))
+        if self._woken in ready:
             self._woken.recv_bytes()
+        for place in self._places:
+            if place.child is not None and not place.child.is_deaf and place.child.process.sentinel in ready:
+                place.child.see_end()
 
     def _kill_all(self, why: str) -> None:
         children = [place.child for place in self._places if place.child is not None]
         for child in children:
             child.kill(why)
         for child in children:
+            child.process.join()
             child.end()
             self.handled += child.handled
         self._recover(children)
@@ -261,9 +300,13 @@ def _serve(
         if number == signal.SIGTERM:  # a terminal's Ctrl-C goes to all, and the parent decides
             work.stop()
 
+    parent = os.getppid()
+
     def obey() -> None:
         with suppress(EOFError, OSError):
-            line.recv_bytes()
+            # A process that the parent forked may hold the other end, so that its death does not close it.
+            while not line.poll(TICK) and os.getppid() == parent:
+                pass
         work.stop()
 
     with Signals(stop_on):

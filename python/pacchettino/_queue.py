@@ -697,8 +697,8 @@ class Pacchettino:
             if end is not None:
                 wait = max(0.0, end - time.monotonic())
 
-    def _handle(self, claim: _core.Claim) -> None:
-        """Run the handler of a claimed job and settle it by what the handler says."""
+    def _handle(self, claim: _core.Claim, settling: Callable[[Callable[[], None]], None] | None = None) -> None:
+        """Run the handler of a claimed job and settle it by what it says, through `settling` if that is given."""
         if self._is_watched:
             tell_taken(claim)
         handling, outer = [claim, self], current.get()
@@ -725,7 +725,7 @@ class Pacchettino:
             except Exception as error:
                 verdict = self._verdict_on(claim, error)
             give = claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict)
-            self._settle(handling, give)
+            self._settle(handling, give if settling is None else partial(settling, give))
         except BaseException as error:
             self._interrupt(handling, error)
             raise

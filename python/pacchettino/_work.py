@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -158,18 +159,24 @@ class Threads(Work):
     ) -> None:
         super().__init__(queue, grace)
         self.counts = [0.0] * (1 + threads) if counts is None else counts
-        self.is_drained = False
+        self._found_nothing = False
         self._threads = threads
         self._drain = drain
         self._drained = _core.Stop()
         self._idle = 0
-        self._left = max_jobs
+        self._left = self._max_jobs = max_jobs
         self._lock = threading.Lock()
         self._pid = os.getpid()
         # Of threads that ended, with what they raised; `self` means "look up".
         self._news: SimpleQueue[BaseException | Work | None] = SimpleQueue()
         self._is_over = False
         self._is_late = False
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it ended since no job waited."""
+        is_used_up = self._max_jobs is not None and sum(self.counts[1:]) >= self._max_jobs
+        return self._drain and self._found_nothing and not is_used_up
 
     def tell(self) -> None:
         self._end_drain()
@@ -199,7 +206,7 @@ class Threads(Work):
         if self._news.get() is None:
             return
         try:
-            self._news.get(timeout=self._grace)
+            self._news.get(timeout=min(self._grace or 0, threading.TIMEOUT_MAX))
             return
         except Empty:
             self._is_late = True
@@ -228,10 +235,10 @@ class Threads(Work):
             self.leave(f"the grace of {self._grace} s was over")
 
     def _run_threads(self) -> None:
-        for number in range(self._threads):
-            threading.Thread(target=self._thread, args=(number + 1,), name=f"pacchettino-{number}", daemon=True).start()
         raised = None
         try:
+            for number in range(1, self._threads + 1):
+                threading.Thread(target=self._thread, args=(number,), name=f"pacchettino-{number}", daemon=True).start()
             for _ in range(self._threads):
                 error = self._next_end()
                 if error is not None:
@@ -266,15 +273,24 @@ class Threads(Work):
         while not self.token.is_set and self._may_take():
             claim = self._drain_next() if self._drain else self.queue._next(None, self.token)
             if claim is None:
-                self.is_drained = self._drain and not self.token.is_set
+                self._found_nothing = not self.token.is_set
                 return
+            counted = self.counts[number]
             self.counts[0] = time.monotonic()
             try:
-                self.queue._handle(claim)
+                self.queue._handle(claim, partial(self._settle, number))
             finally:
                 self.counts[0] = 0
             if os.getpid() != self._pid:
                 return  # the handler forked, and the child came back
+            self.counts[number] = counted + 1  # also one that could not be read
+
+    def _settle(self, number: int, give: Callable[[], None]) -> None:
+        """Count a job with its verdict. From here on its time is no longer measured: it would be killed in vain."""
+        self.counts[0] = 0
+        try:
+            give()
+        finally:
             self.counts[number] += 1
 
     def _drain_next(self) -> _core.Claim | None:
@@ -286,7 +302,9 @@ class Threads(Work):
         claim = self.queue._next(None, self._drained)
         with self._lock:
             self._idle -= 1
-        return claim
+        # The end may have been told while this thread was on its way back with a job (which it then put back), or by
+        # one that sent a job last of all.
+        return self.queue._next(0, self.token) if claim is None else claim
 
     def _be_idle(self) -> None:
         with self._lock:

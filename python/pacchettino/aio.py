@@ -341,7 +341,7 @@ class AsyncPacchettino:
         and `receive` end after the jobs in hand. Sending and looking go on.
         """
         self._queue.stop()
-        for run in tuple(self._runs):
+        for run in self._running():
             run.end()
 
     async def _next(
@@ -378,12 +378,13 @@ class AsyncPacchettino:
             raise  # the loop is gone: nothing can be awaited. The claim, dropped, interrupts its job
         except BaseException as error:
             if not isinstance(error, Exception) and not _is_strayed(error):
-                await self._in_thread(partial(queue._interrupt, handling, error))
+                await self._in_thread(partial(queue._interrupt, handling, error), is_sure=True)
                 raise
             verdict = queue._verdict_on(claim, error)
         finally:
             current.set(outer)
-        await self._in_thread(partial(queue._settle, handling, partial(queue._settle_by, claim, verdict)))
+        give = partial(queue._settle_by, claim, verdict)
+        await self._in_thread(partial(queue._settle, handling, give), is_sure=True)
 
     async def _work(self, run: Run, drain: bool, data: bool, file: bool) -> None:
         """Handle one job after the other. To drain is over when no worker has a job in hand, which may send others."""
@@ -391,7 +392,7 @@ class AsyncPacchettino:
             try:
                 with run.waiting():
                     claimed = await self._next(0.0 if drain else None, None, data, file, self._with_arguments)
-                    if claimed is None and drain and not run.is_ending:
+                    if claimed is None and drain and not (run.is_drained or run.is_ending):
                         with run.idle():
                             claimed = await self._next(None, None, data, file, self._with_arguments)
                 if claimed is None:
@@ -517,7 +518,7 @@ class AsyncPacchettino:
         Jobs in hand can be finished. Not needed for safety.
         """
         await self._in_thread(self._queue.close)
-        for run in tuple(self._runs):
+        for run in self._running():
             run.end()
         threads = self._threads.pop(os.getpid(), None)
         if threads is not None:
@@ -541,11 +542,22 @@ class AsyncPacchettino:
 
     # Threads
 
-    async def _in_thread(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """Make a blocking call in a thread. Cancelled after it has begun, it is waited for all the same, and undone."""
+    def _running(self) -> tuple[Run, ...]:
+        while True:
+            with suppress(RuntimeError):  # one begins or ends just now in another thread
+                return tuple(self._runs)
+
+    async def _in_thread(
+        self, call: Callable[[], T], undo: Callable[[T], None] | None = None, *, is_sure: bool = False
+    ) -> T:
+        """Make a blocking call in a thread. Cancelled after it has begun, it is waited for all the same, and undone.
+
+        A sure one, such as a verdict, is waited for also if it had not begun.
+        """
         running = self._start(call)
+        waiting = asyncio.wrap_future(running)
         try:
-            return await asyncio.wrap_future(running)
+            return await (asyncio.shield(waiting) if is_sure else waiting)
         except asyncio.CancelledError:
             await ended(running)
             if undo is not None and not running.cancelled() and running.exception() is None:
@@ -714,7 +726,7 @@ class AsyncJob:
 
     async def _settle(self, settle: Callable[[], T]) -> T:
         try:
-            return await self._queue._in_thread(settle)
+            return await self._queue._in_thread(settle, is_sure=True)
         finally:
             if self._room is not None and self._job._claim.is_settled:
                 self._room.release()
