@@ -4,10 +4,14 @@
 """
 
 import argparse
+import re
 from pathlib import Path
 
 import griffe
 from pacchettino._command import parsers
+
+INTERNAL = re.compile(r": _")
+"""A type that is the library's own: who has such an argument is not made by users."""
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -25,7 +29,7 @@ license: MIT
 
 PREFACE = """# pacchettino: all calls
 
-Made from the signatures and docstrings. What is easiest to get wrong is in AGENTS.md.
+Made from the signatures and docstrings. What is easiest to get wrong is in AGENTS.md, which is also SKILL.md.
 """
 
 
@@ -88,7 +92,8 @@ def class_lines(thing: griffe.Class) -> list[str]:
     bases = ", ".join(base for base in map(str, thing.bases) if not base.startswith("_"))
     lines = [f"### class {thing.name}({bases})" if bases else f"### class {thing.name}", ""]
     constructor = thing.members.get("__init__")
-    if isinstance(constructor, griffe.Function) and "_core." not in call(constructor):
+    is_made_by_users = isinstance(constructor, griffe.Function) and not INTERNAL.search(call(constructor))
+    if is_made_by_users:
         lines += ["```python", call(constructor).replace("__init__", thing.name).removesuffix(" -> None"), "```", ""]
     elif "dataclass" in thing.labels:
         fields = ", ".join(field(member) for member in members(thing) if member.is_attribute)
@@ -117,13 +122,17 @@ def field(attribute: griffe.Object) -> str:
 
 
 def words(package: griffe.Module) -> list[str]:
-    """The names that stand for types in signatures."""
+    """The names that stand for types in signatures of what is public."""
     lines = ["### Types that signatures name", ""]
+    named = "".join("\n".join(module_lines(module)) for module in public_modules())
     for module in package.modules.values():
         for attribute in module.attributes.values():
-            if not attribute.is_alias and is_alias_of_type(attribute):
+            if attribute.is_alias or not is_alias_of_type(attribute):
+                continue
+            if re.search(rf"\b{attribute.name}\b", named) or attribute.name.endswith("Handler"):
+                where = f" (of `{module.path}`)" if not module.name.startswith("_") else ""
                 said = f": {attribute.docstring.value}" if attribute.docstring else ""
-                lines.append(f"- `{attribute.name} = {attribute.value}`{said}")
+                lines.append(f"- `{attribute.name} = {attribute.value}`{where}{said}")
     return [*lines, ""]
 
 
