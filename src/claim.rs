@@ -510,7 +510,8 @@ impl Held {
         };
         let is_interrupted = outcome == Outcome::Interrupted;
         let is_kept = self.keep.keeps(self.destination(outcome).0);
-        if !is_kept && !(is_interrupted && self.put_back > 0) {
+        let may_be_put_back = is_interrupted && self.put_back > 0;
+        if !(is_kept || may_be_put_back) {
             return;
         }
         let recorded = self.past(layout).and_then(|past| {
