@@ -29,8 +29,9 @@ test: test-rust test-python
 test-rust:
 	cargo test --locked --features failpoints
 
+# A file of tests to each of two processes: they mostly wait.
 test-python: $(VENV)/built
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest --numprocesses 2 --dist loadfile
 
 torture: test-rust $(VENV)/built
 	$(RUN)/python -m pytest --hypothesis-profile=torture -m "torture or not torture"
