@@ -777,6 +777,14 @@ fn rule_12_a_job_that_moves_between_two_looks_is_not_unknown() {
     assert_eq!(world.status(&job), Some(State::Queued));
 }
 
+/// Has a job come as another process would send it, or one that is due already.
+fn send_by_another_process(world: &World, state: &str) {
+    let due = if state == "scheduled" { "0000000000001-" } else { "" };
+    let entry = format!("{due}{}", world_job(1).entry().display());
+    fs::write(world.path("tmp/work"), "work").unwrap();
+    fs::rename(world.path("tmp/work"), world.path(state).join(entry)).unwrap();
+}
+
 /// A job comes by another process while a thread is about to wait, at each place on its way to sleep; nothing but the
 /// kernel's word can end its wait.
 #[test]
@@ -790,10 +798,7 @@ fn rule_13_no_job_that_comes_on_the_way_to_sleep_is_slept_through() {
             let stop = Stop::at(place, "waiter");
             let waiter = world.wait_in_thread("waiter");
             stop.reached();
-            let due = if state == "scheduled" { "0000000000001-" } else { "" };
-            let entry = format!("{due}{}", world_job(1).entry().display());
-            fs::write(world.path("tmp/work"), "work").unwrap();
-            fs::rename(world.path("tmp/work"), world.path(state).join(entry)).unwrap();
+            send_by_another_process(&world, state);
             stop.go();
             assert_eq!(waiter.join().unwrap().unwrap().read().unwrap(), b"work", "{place} {state}");
         }
@@ -811,10 +816,7 @@ fn rule_13_no_job_that_comes_on_the_way_to_an_event_loop_is_slept_through() {
             let stop = Stop::at(place, "waiter");
             let waiter = world.listen_in_thread("waiter");
             stop.reached();
-            let due = if state == "scheduled" { "0000000000001-" } else { "" };
-            let entry = format!("{due}{}", world_job(1).entry().display());
-            fs::write(world.path("tmp/work"), "work").unwrap();
-            fs::rename(world.path("tmp/work"), world.path(state).join(entry)).unwrap();
+            send_by_another_process(&world, state);
             stop.go();
             assert_eq!(waiter.join().unwrap().unwrap().read().unwrap(), b"work", "{place} {state}");
         }

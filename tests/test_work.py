@@ -485,7 +485,8 @@ def test_close_ends_work(queue: Pacchettino) -> None:
         assert (other.count_queued(), other.count_successful()) == (2, 1)
 
 
-def test_jobs_left_a_grace_after_stop_are_an_error(queue: Pacchettino) -> None:
+def stopped_when_it_begins(queue: Pacchettino) -> threading.Event:
+    """Have a handler that ends when the event is set, and the queue stopped when it has begun."""
     began, go_on = threading.Event(), threading.Event()
 
     @queue.on_data_received
@@ -497,8 +498,13 @@ def test_jobs_left_a_grace_after_stop_are_an_error(queue: Pacchettino) -> None:
         assert began.wait(PATIENCE)
         queue.stop()
 
-    id = queue.send_data("one")
     threading.Thread(target=stop).start()
+    return go_on
+
+
+def test_jobs_left_a_grace_after_stop_are_an_error(queue: Pacchettino) -> None:
+    id = queue.send_data("one")
+    go_on = stopped_when_it_begins(queue)
     with pytest.raises(TimeoutError, match=r"0\.1 s after stop\(\)"):
         queue.work(threads=2, grace=0.1)
     assert queue.status(id) is Status.PROCESSING
@@ -507,19 +513,8 @@ def test_jobs_left_a_grace_after_stop_are_an_error(queue: Pacchettino) -> None:
 
 
 def test_a_handler_in_the_main_thread_is_interrupted_a_grace_after_stop(queue: Pacchettino) -> None:
-    began, go_on = threading.Event(), threading.Event()
-
-    @queue.on_data_received
-    def handle(id: str, data: bytes) -> None:
-        began.set()
-        assert go_on.wait(PATIENCE)
-
-    def stop() -> None:
-        assert began.wait(PATIENCE)
-        queue.stop()
-
     id = queue.send_data("one")
-    threading.Thread(target=stop).start()
+    stopped_when_it_begins(queue)
     with pytest.raises(TimeoutError, match=r"0\.1 s after stop\(\)"):
         queue.work(grace=0.1)
     assert queue.status(id) is Status.INTERRUPTED
