@@ -136,7 +136,7 @@ MALFORMED = [
     ID.replace("-7000-", "-4000-"),
     ID.replace("-826e-", "-026e-"),
     str(uuid.UUID(int=0)),
-    str(uuid.uuid4()),
+    "938a703d-bc9c-4311-a94c-ae79714e4510",
     f"raw-{ID}-",
     f"raw-{ID}x",
     f"raw-{ID.upper()}",

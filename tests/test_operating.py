@@ -227,7 +227,9 @@ def test_a_job_that_was_claimed_is_not(queue: Pacchettino, send: Send, kind: str
     assert queue.is_success(id)
 
 
-@pytest.mark.parametrize("id", ["", "raw-", "nonsense", new_id(), f"fle-{new_id()}-../x"])
+@pytest.mark.parametrize(
+    "id", ["", "raw-", "nonsense", new_id(0), f"fle-{new_id(0)}-../x"], ids=["empty", "raw-", "nonsense", "id", "path"]
+)
 def test_of_what_is_no_job_there_is_none_to_cancel(queue: Pacchettino, id: str) -> None:
     queue.send_data("a")
     assert not queue.cancel(id)
