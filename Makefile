@@ -29,9 +29,8 @@ test: test-rust test-python
 test-rust:
 	cargo test --locked --features failpoints
 
-# A file of tests to each of two processes: they mostly wait.
 test-python: $(VENV)/built
-	$(RUN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(RUN)/python -m pytest
 
 torture: test-rust $(VENV)/built
 	$(RUN)/python -m pytest --hypothesis-profile=torture -m "torture or not torture"

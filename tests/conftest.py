@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -76,14 +76,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for need in marker.args:
                 if not NEEDS[need]:
                     item.add_marker(pytest.mark.skip(f"NOT TESTED: needs {need}"))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Have reports that can go from one process to another: what was logged may quote a name that is no text."""
-    report = yield
-    report.sections = [(title, text.encode("utf-8", "backslashreplace").decode()) for title, text in report.sections]
-    return report
 
 
 def find(directory: Path) -> list[str]:
