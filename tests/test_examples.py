@@ -114,8 +114,8 @@ def test_the_kiosk_uploads_its_photos_although_the_server_is_unreliable(tmp_path
             said = kiosk.stop()
         got = server.stop(signal.SIGINT)
     assert sorted(re.findall("^uploaded '(.*)'", said, re.MULTILINE)) == ["later.jpg", "one.jpg", "with spaces.jpg"]
-    assert len(re.findall("to be tried again: .*Remote end closed connection without response", said)) == 4
-    assert len(re.findall("to be tried again: the server says 503", said)) == 4
+    assert len(re.findall("to be tried again in .* s: .*Remote end closed connection without response", said)) == 4
+    assert len(re.findall("to be tried again in .* s: the server says 503", said)) == 4
     assert "not uploaded: 'not one.jpg', because the server says 415 Unsupported Media Type" in said
     assert len(re.findall(f"{len(JPEG)} bytes, after 3 uploads", got)) == 3
 
