@@ -32,7 +32,7 @@ use crate::job::{Due, Job, Token, unix_now};
 use crate::layout::{self, Layout};
 use crate::notice::Notice;
 use crate::owner::Owner;
-use crate::policy::{KeepPolicy, Outcome, State};
+use crate::policy::{Fate, Outcome, State};
 use crate::shared::Shared;
 use crate::sys::{self, Dir, FileKind};
 use crate::wait::locked;
@@ -40,12 +40,7 @@ use crate::wait::locked;
 /// How a claim is made and settled.
 pub(crate) struct Terms<'a> {
     pub(crate) base: &'a Arc<Path>,
-    pub(crate) keep: KeepPolicy,
-    pub(crate) durable: bool,
-    /// How often an interrupted job is put back.
-    pub(crate) put_back: u32,
-    /// After how many attempts it is put back no more.
-    pub(crate) attempts: u32,
+    pub(crate) fate: Fate,
     pub(crate) pass: Option<&'a Arc<Unflushed>>,
 }
 
@@ -66,7 +61,7 @@ impl Claim {
         let layout = shared.layout();
         let name = job.claim_entry(owner.name());
         // A file job's path is handed to its handler; a power cut may undo the rename of a directory and not that of a file.
-        let reuse = owner.token().filter(|_| job.name().is_none() && !terms.durable);
+        let reuse = owner.token().filter(|_| job.name().is_none() && !terms.fate.durable);
         let dir = match move_in(shared, &layout, &job, &name, reuse) {
             Ok(Attempt::Won(dir)) => dir,
             Ok(Attempt::Blocked) => {
@@ -88,10 +83,7 @@ impl Claim {
             }),
             job,
             dir,
-            keep: terms.keep,
-            durable: terms.durable,
-            put_back: terms.put_back,
-            attempts: terms.attempts,
+            fate: terms.fate,
             is_put_back: false,
             moved: false,
             reuse,
@@ -113,7 +105,7 @@ impl Claim {
             Some(name) => held.dir.stat(name).at(|| held.path()).map(|stat| stat.kind == FileKind::Regular),
         };
         let confirmed = is_file.and_then(|is_file| {
-            if is_file && held.durable {
+            if is_file && held.fate.durable {
                 held.dir.sync().at(|| held.dir.path().into())?;
                 layout.flush(State::Processing)?;
             }
@@ -216,7 +208,7 @@ impl Claim {
     /// [`Error::Io`] if the history can't be read, [`Error::Inherited`] in a forked child.
     pub fn attempt(&self) -> Result<u32> {
         let held = self.held()?;
-        Ok(held.past(&held.shared.layout())?.attempts.saturating_add(1))
+        Ok(held.past(&held.shared.layout())?.attempt())
     }
 
     /// Whether this process made the claim, and not the one that it was forked from.
@@ -383,10 +375,7 @@ pub(crate) struct Held {
     job: Job,
     location: Arc<Location>,
     dir: Arc<Dir>,
-    keep: KeepPolicy,
-    durable: bool,
-    put_back: u32,
-    attempts: u32,
+    fate: Fate,
     /// It is interrupted, and recorded as put back for that.
     is_put_back: bool,
     /// The job's file is where the verdict says; only the directory is left to be tidied up.
@@ -422,13 +411,13 @@ impl Held {
     ///
     /// Where a pass goes on, its next claim follows: the flush waits for that, and the directory goes from this claim to it.
     fn settle(&mut self, outcome: Outcome, goes_on: bool) -> Result<bool> {
-        let flush_later = goes_on && self.durable;
+        let flush_later = goes_on && self.fate.durable;
         let layout = if self.dir.is_intact() { self.shared.layout() } else { self.reopen()? };
         if !self.moved {
             self.record(&layout, outcome);
         }
         let (state, entry) = self.destination(outcome);
-        let target = self.keep.keeps(state).then(|| layout.dir(state));
+        let target = self.fate.keep.keeps(state).then(|| layout.dir(state));
         let processing = layout.dir(State::Processing);
         if !self.moved {
             let file = self.job.claimed_name();
@@ -447,7 +436,7 @@ impl Held {
             self.moved = true;
         }
         step!("settle: moved");
-        if self.durable && target.is_some() {
+        if self.fate.durable && target.is_some() {
             // The directory goes after that: were its removal flushed with something else, and the job's move not, the
             // job would be nowhere.
             if flush_later {
@@ -461,7 +450,7 @@ impl Held {
         if !is_kept {
             self.remove(processing)?;
         }
-        if self.durable && target.is_none() {
+        if self.fate.durable && target.is_none() {
             if flush_later {
                 return Ok(false);
             }
@@ -509,14 +498,14 @@ impl Held {
             Outcome::Retry(due) => (Ended::Retry, due.or_else(|| Due::at(unix_now()))),
         };
         let is_interrupted = outcome == Outcome::Interrupted;
-        let is_kept = self.keep.keeps(self.destination(outcome).0);
-        let may_be_put_back = is_interrupted && self.put_back > 0;
+        let is_kept = self.fate.keep.keeps(self.destination(outcome).0);
+        let may_be_put_back = is_interrupted && self.fate.put_back > 0;
         if !(is_kept || may_be_put_back) {
             return;
         }
         let recorded = self.past(layout).and_then(|past| {
-            let mut record = Record::new(past.attempts.saturating_add(1), ended);
-            let again = is_interrupted && past.interruptions < self.put_back && record.attempt < self.attempts;
+            let mut record = Record::new(past.attempt(), ended);
+            let again = is_interrupted && past.is_put_back(&self.fate);
             if !is_kept && !again {
                 return Ok(None);
             }
@@ -524,7 +513,7 @@ impl Held {
             record.owner = Some(self.owner.name());
             record.interruptions = past.interruptions + u32::from(again);
             record.why = why.clone();
-            history::record(layout, &self.job, past, &record, self.durable).map(|number| Some((number, again)))
+            history::record(layout, &self.job, past, &record, self.fate.durable).map(|number| Some((number, again)))
         });
         match recorded {
             Ok(Some((number, again))) => {
@@ -623,7 +612,7 @@ impl Unflushed {
     fn settle(&self, mut held: Held, outcome: Outcome) -> Result<()> {
         let mut waiting = locked(&self.0);
         waiting.flush();
-        let is_put_back = outcome == Outcome::Interrupted && held.put_back > 0;
+        let is_put_back = outcome == Outcome::Interrupted && held.fate.put_back > 0;
         let goes_on = !waiting.is_over && !is_put_back && !matches!(outcome, Outcome::Retry(_));
         match held.settle(outcome, goes_on) {
             Ok(true) => Ok(()),

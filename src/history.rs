@@ -26,6 +26,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::error::{At, Result};
 use crate::job::{self, Due, Job, JobRef, OwnerName, record_entry};
 use crate::layout::{Layout, find_dir, open_or_make};
+use crate::policy::Fate;
 use crate::sys::{self, Dir, Reading};
 
 /// How many records of one job are kept: one that is tried for ever must not fill the disk.
@@ -213,6 +214,16 @@ impl Past {
         }
         past.attempts = past.attempts.saturating_add(damaged);
         Ok(past)
+    }
+
+    /// Which attempt comes after those, or is just ending.
+    pub(crate) fn attempt(&self) -> u32 {
+        self.attempts.saturating_add(1)
+    }
+
+    /// Whether a job whose attempt is interrupted now is to be put back.
+    pub(crate) fn is_put_back(&self, fate: &Fate) -> bool {
+        self.interruptions < fate.put_back && self.attempt() < fate.attempts
     }
 }
 

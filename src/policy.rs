@@ -87,3 +87,14 @@ pub enum Outcome {
     /// Once more, at that time, or at once.
     Retry(Option<Due>),
 }
+
+/// What becomes of claimed jobs, settled by their consumer or by who finds that it died.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fate {
+    pub(crate) keep: KeepPolicy,
+    /// How often an interrupted job is put back.
+    pub(crate) put_back: u32,
+    /// After how many attempts it is put back no more.
+    pub(crate) attempts: u32,
+    pub(crate) durable: bool,
+}

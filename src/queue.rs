@@ -22,9 +22,9 @@ use crate::lookup::{find_listed, has_known, list_kept, visit_jobs};
 use crate::notice::Notice;
 use crate::owner::{CrashDetection, Owner};
 use crate::pause;
-use crate::policy::{KeepPolicy, State};
+use crate::policy::{Fate, KeepPolicy, State};
 use crate::publish::{Publisher, Transfer};
-use crate::recover::{self, Fate};
+use crate::recover;
 use crate::shared::Shared;
 use crate::stats::{Stats, Survey, stats, survey};
 use crate::sys;
@@ -986,8 +986,7 @@ impl Queue {
     }
 
     fn terms(&self) -> Terms<'_> {
-        let Fate { keep, put_back, attempts, durable } = self.fate();
-        Terms { base: &self.base, keep, durable, put_back, attempts, pass: None }
+        Terms { base: &self.base, fate: self.fate(), pass: None }
     }
 
     fn fate(&self) -> Fate {

@@ -15,7 +15,7 @@ use crate::layout::Layout;
 use crate::lookup::visit_jobs;
 use crate::notice::Notice;
 use crate::owner;
-use crate::policy::{KeepPolicy, State};
+use crate::policy::{Fate, State};
 use crate::shared::{Histories, Schedule, Shared};
 use crate::sys::{self, Dir, FileKind, Reading};
 use crate::wait::rest_after;
@@ -28,17 +28,6 @@ const UNHEARD_OF: Duration = Duration::from_secs(60 * 60);
 
 /// How old a lock file that never got its name must be before it is its dead maker's.
 const UNBORN: Duration = Duration::from_secs(60);
-
-/// What becomes of the jobs of the dead.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Fate {
-    pub(crate) keep: KeepPolicy,
-    /// How often a job is put back.
-    pub(crate) put_back: u32,
-    /// After how many attempts it is put back no more.
-    pub(crate) attempts: u32,
-    pub(crate) durable: bool,
-}
 
 /// Moves the jobs of dead consumers to `interrupted/`, or back to `queued/` if they are to be tried again, or deletes them
 /// where the policy does not keep them. Of owners that are known to have been `killed` it is recorded why. Says whether a
@@ -226,8 +215,8 @@ impl Recovery<'_> {
         let Found { job, owner, .. } = claim;
         let kept = self.fate.keep.keeps(State::Interrupted).then_some(State::Interrupted);
         let recorded = Past::of(self.layout, job, Some(*owner)).and_then(|past| {
-            let mut record = Record::new(past.attempts.saturating_add(1), Ended::Interrupted);
-            let again = past.interruptions < self.fate.put_back && record.attempt < self.fate.attempts;
+            let mut record = Record::new(past.attempt(), Ended::Interrupted);
+            let again = past.is_put_back(&self.fate);
             if !again && kept.is_none() {
                 return Ok((None, None));
             }

@@ -194,9 +194,10 @@ class Children(Work):
         if ended:
             place.child = None
             self._follow(place, child)
-        elif self.token.is_set:
+            return
+        if self.token.is_set:
             child.tell_to_stop()
-        began = child.counts[0] if not ended else 0
+        began = child.counts[0]
         if self._job_timeout is not None and began and time.monotonic() >= began + self._job_timeout:
             child.kill(f"it took longer than {self._job_timeout} s")
 
