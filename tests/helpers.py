@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import atexit
+import copy
 import ctypes
 import functools
 import mmap
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import re
-import select
 import shutil
 import signal
 import stat
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import pytest
 
@@ -51,6 +52,19 @@ PATIENCE = 60
 
 POLL_CALLS = {"7", "73", "271"}
 """`poll` and `ppoll`, as x86_64 and aarch64 number them."""
+
+
+def raiser(error: BaseException) -> Callable[[], NoReturn]:
+    """Give what raises such an error each time.
+
+    It is a copy: an error among the parameters of a test would keep its traceback, and the queues there, until the last
+    test has run.
+    """
+
+    def raises() -> NoReturn:
+        raise copy.copy(error)
+
+    return raises
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -319,7 +333,7 @@ else:
     _hold = os.pidfd_open
 
     def _ends(process: int, patience: float) -> bool:
-        return bool(select.select([process], [], [], patience)[0])
+        return bool(multiprocessing.connection.wait([process], patience))
 
     def _kill(process: int) -> None:
         signal.pidfd_send_signal(process, signal.SIGKILL)

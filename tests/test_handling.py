@@ -1,6 +1,7 @@
 """Handling: who gets which job, what a verdict does, what the log says, how waits end."""
 
 import asyncio
+import copy
 import errno
 import functools
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 from conftest import find, finish_thread, start_python
+from helpers import raiser
 from pacchettino import KeepPolicy, Pacchettino, Result, Status
 
 POLICIES = [KeepPolicy(bits) for bits in range(8)]
@@ -43,13 +45,6 @@ def handle_with(queue: Pacchettino, act: Callable[[], Any]) -> None:
     """Set handlers for both kinds that do the same."""
     queue.on_data_received(lambda id, data: act())
     queue.on_file_received(lambda id, name, path: act())
-
-
-def raiser(error: BaseException) -> Callable[[], Any]:
-    def act() -> None:
-        raise error
-
-    return act
 
 
 def make_due(queue_dir: Path) -> None:
@@ -294,8 +289,10 @@ class Mine(BaseException):
 def test_an_exception_is_logged_with_its_traceback_and_the_loop_goes_on(
     queue: Pacchettino, source: Path, error: Exception, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    raised = copy.copy(error)
+
     def where_it_happened() -> None:
-        raise error
+        raise raised
 
     handle_with(queue, where_it_happened)
     ids = [send(queue, kind, source) for _ in range(3)]
@@ -305,7 +302,7 @@ def test_an_exception_is_logged_with_its_traceback_and_the_loop_goes_on(
     for record in caplog.records:
         assert (record.name, record.levelname) == ("pacchettino", "ERROR")
         assert record.exc_info is not None
-        assert record.exc_info[1] is error
+        assert record.exc_info[1] is raised
     assert "Traceback" in caplog.text
     assert "where_it_happened" in caplog.text
 
@@ -317,7 +314,11 @@ def test_what_is_no_exception_propagates_and_the_job_is_interrupted(
     queue: Pacchettino, source: Path, error: type[BaseException], kind: str, way: str
 ) -> None:
     raised = error("mine")
-    handle_with(queue, raiser(raised))
+
+    def act() -> None:
+        raise raised
+
+    handle_with(queue, act)
     ids = [send(queue, kind, source) for _ in range(2)]
     with pytest.raises(error) as caught:
         getattr(queue, way)(fifo=True)
@@ -887,7 +888,7 @@ def test_a_handler_that_takes_its_file_away_is_logged_and_nothing_else_breaks(
         else:
             path.unlink()
         if isinstance(verdict, Exception):
-            raise verdict
+            raiser(verdict)()
         return verdict
 
     ids = [queue.send_file(source) for _ in range(2)]

@@ -1171,6 +1171,8 @@ USES = {
     "handling all": "queue.send_data(b''); queue.receive()",
     "failing": "queue.send_data(b''); queue.claim().fail()",
     "retrying": "queue.send_data(b''); queue.claim().retry(); queue.claim().succeed()",
+    "working": "queue.send_data(b''); queue.work(drain=True)",
+    "working in threads": "queue.send_data(b''); queue.work(drain=True, threads=2)",
     "requeueing": "id = queue.send_data(b''); queue.claim().fail(); queue.requeue(id); queue.claim().succeed()",
     "looking": "queue.status(handled_id); queue.count_all(); list(queue.jobs(Status.QUEUED))",
     "waiting": "queue.claim(timeout=1e-6)",
@@ -1220,6 +1222,28 @@ def test_descriptors_and_memory_do_not_grow_by(quick_dir: Path, use: str, times:
         assert after[0] == descriptors
         # Measured: 0 to 0.5 MiB, however often. In the long run 210 bytes each time would show.
         assert after[1] - memory < 2048
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_last_reference_to_a_queue_closes_it_and_no_collection_of_garbage_is_waited_for_after(
+    queue_dir: Path, tmp_path: Path, use: str
+) -> None:
+    source = tmp_path / "report.txt"
+    source.write_bytes(b"content")
+    with Peer() as peer:
+        peer(COUNT)
+        peer(f"source = {os.fspath(source)!r}; os.chdir({os.fspath(tmp_path)!r})")
+        peer(
+            f"def use():\n    queue = Pacchettino({os.fspath(queue_dir)!r})\n"
+            "    queue.on_data_received(lambda id, data: None); queue.on_file_received(print)\n"
+            "    handled_id = queue.send_data(b''); queue.claim().fail()\n"
+            + textwrap.indent(USES[use], " " * 4)
+            + "\npass"
+        )
+        # What the process keeps for all its queues is made.
+        peer("use()")
+        peer("gc.collect(); gc.disable(); before = os.listdir('/proc/self/fd')\npass")
+        assert peer("use(); os.listdir('/proc/self/fd') == before")
 
 
 @pytest.mark.parametrize("times", [100, pytest.param(500, marks=pytest.mark.torture)], ids="{} times".format)

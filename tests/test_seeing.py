@@ -21,7 +21,7 @@ from typing import Any
 import prometheus_client
 import pytest
 from conftest import start_python
-from helpers import until
+from helpers import raiser, until
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -42,13 +42,6 @@ def watch(queue: Pacchettino) -> Told:
         told.append((job.id, outcome, job.attempt))
 
     return told
-
-
-def raiser(error: BaseException) -> Callable[[], None]:
-    def act() -> None:
-        raise error
-
-    return act
 
 
 # Hooks

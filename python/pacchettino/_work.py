@@ -39,10 +39,9 @@ class Signals:
     """
 
     def __init__(self, handle: Callable[[int], None]) -> None:
-        self._handle = handle
+        self._handle: Callable[[int], None] | None = handle
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
-        self._is_over = False
 
     @property
     def first(self) -> int | None:
@@ -59,13 +58,13 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
+        self._handle = None  # also so that who handles is not kept by what it keeps
         for number, before in self._before.items():
             if signal.getsignal(number) == self._take:
                 signal.signal(number, before)
 
     def _take(self, number: int, _: FrameType | None) -> None:
-        if self._is_over or os.getpid() != self._pid:
+        if self._handle is None or os.getpid() != self._pid:
             # A handler forked, and this is its child, which ends by a signal as it would anywhere else.
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
@@ -167,8 +166,8 @@ class Threads(Work):
         self._left = self._max_jobs = max_jobs
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        # Of threads that ended, with what they raised; `self` means "look up".
-        self._news: SimpleQueue[BaseException | Work | None] = SimpleQueue()
+        # Of threads that ended, with what they raised; a number means "look up".
+        self._news: SimpleQueue[BaseException | int | None] = SimpleQueue()
         self._is_over = False
         self._is_late = False
 
@@ -180,7 +179,7 @@ class Threads(Work):
 
     def tell(self) -> None:
         self._end_drain()
-        self._news.put(self)
+        self._news.put(0)
 
     def _run(self) -> None:
         # Only in the main thread a handler can be interrupted.
@@ -257,7 +256,7 @@ class Threads(Work):
                 news = self._news.get(timeout=None if pause == math.inf else min(pause, threading.TIMEOUT_MAX))
             except Empty:
                 continue
-            if not isinstance(news, Work):
+            if not isinstance(news, int):
                 return news
 
     def _thread(self, number: int) -> None:
