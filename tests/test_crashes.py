@@ -80,6 +80,10 @@ def test_a_death_before_any_call_loses_nothing_and_repeats_nothing(name: str, ne
         check_after_deaths(place, SCENARIOS[name], course, facts)
 
 
+CHANGES_NOTHING = {"close", "fsync", "getdents64", "newfstatat", "read", "statx", "uname"}
+"""Calls after which a dying process leaves what it would have left before them."""
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "name",
@@ -98,6 +102,8 @@ def test_a_second_death_before_any_call_of_the_recovery_changes_nothing_of_that(
         met = set()
         calls = trap(partial(look, place.copied()))
         for last in range(1, len(calls) + 1):
+            if last > 1 and calls[last - 2] in CHANGES_NOTHING:
+                continue  # a death here leaves what one before that call does
             copy = place.copied()
             trap(partial(look, copy), lambda number, call, last=last: DEATH if number == last else None)
             if copy.shape() not in met:
