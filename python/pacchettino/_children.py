@@ -241,7 +241,7 @@ class Children(Work):
 
     def _sleep(self) -> None:
         now = time.monotonic()
-        pause = min(self.leave_if_late(), TICK, SLICE)
+        pause = min(self.leave_if_late(), SLICE)
         heard: list[Any] = [self._woken]
         for place in self._places:
             child = place.child

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     from pacchettino._queue import Pacchettino
 
-# Windows has no signal that ends a wait; there it is looked for them so often.
-SLICE = 0.08 if sys.platform == "win32" else math.inf
+# How long a wait in Python goes on before it is looked for signals. On Windows none ends it; elsewhere those do not
+# that come just before the call sleeps, or that another thread was given since this one does not let them in.
+SLICE = 0.08 if sys.platform == "win32" else 1.0
 
 # How long a handler may go on that was told by an exception that the grace is over.
 LAST_SECONDS = 5
@@ -222,9 +223,8 @@ class Threads(Work):
         number, main = self._signals.first, threading.main_thread().ident
         assert number is not None
         assert main is not None
-        if sys.platform == "win32":
-            _thread.interrupt_main(number)
-        else:
+        _thread.interrupt_main(number)  # enough for who does not sleep in a call
+        if sys.platform != "win32":
             signal.pthread_kill(main, number)
 
     def _on_signal(self, number: int) -> None:
@@ -253,7 +253,7 @@ class Threads(Work):
         while True:
             pause = min(self.leave_if_late(), SLICE)
             try:
-                news = self._news.get(timeout=None if pause == math.inf else min(pause, threading.TIMEOUT_MAX))
+                news = self._news.get(timeout=pause)
             except Empty:
                 continue
             if not isinstance(news, int):

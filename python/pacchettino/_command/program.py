@@ -16,6 +16,7 @@ from typing import IO
 
 from pacchettino._job import Job, current_job
 from pacchettino._retry import Fail, Left, Retry
+from pacchettino._work import SLICE
 
 AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: the exit status that means "again"."""
@@ -82,7 +83,8 @@ class _Run:
     def run(self) -> None:
         """Start it, and wait for its end. `OSError` if it could not be started."""
         self._thread.start()
-        self._is_over.wait()
+        while not self._is_over.wait(SLICE):
+            pass
         if self._error is not None:
             raise self._error
 
