@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
+import os
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +48,43 @@ def new_place(quick_dir: Path, tmp_path: Path) -> Callable[[], Place]:
     return partial(Place.make, quick_dir, tmp_path)
 
 
+SHARES = os.cpu_count() or 1
+
+
+def share_out(work: Callable[[int], None]) -> None:
+    """Do a part of the work in a process for each processor; its argument is the number of the share, from 1 on."""
+    ends = []
+    for share in range(1, SHARES + 1):
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        pid = os.fork()
+        if pid == 0:
+            wrong = "it was ended"
+            try:
+                work(share)
+                wrong = ""
+            except BaseException:
+                wrong = traceback.format_exc()
+            finally:
+                theirs.send(wrong)
+                os._exit(0)
+        theirs.close()
+        ends.append((pid, ours))
+    wrongs = []
+    for pid, end in ends:
+        with end:
+            wrongs.append(end.recv())
+        os.waitpid(pid, 0)
+    assert not any(wrongs), "in processes of this test:\n" + "\n".join(wrongs)
+
+
 # A death
 
 
-def deaths(name: str, new_place: Callable[[], Place]) -> Iterator[tuple[Place, Course, list[Any]]]:
+def deaths(name: str, new_place: Callable[[], Place], share: int) -> Iterator[tuple[Place, Course, list[Any]]]:
     """Let an operation die before each of its calls. Deaths that leave the same, and told the same, are given once."""
     scenario, course = SCENARIOS[name], undisturbed(SCENARIOS[name], new_place())
     met = set()
-    for last in count(1):
+    for last in count(share, SHARES):
         place, facts = new_place(), []
         calls = trap(
             partial(scenario.steps, place, opener(scenario, place)),
@@ -76,8 +108,11 @@ def deaths(name: str, new_place: Callable[[], Place]) -> Iterator[tuple[Place, C
 
 @every_scenario
 def test_a_death_before_any_call_loses_nothing_and_repeats_nothing(name: str, new_place: Callable[[], Place]) -> None:
-    for place, course, facts in deaths(name, new_place):
-        check_after_deaths(place, SCENARIOS[name], course, facts)
+    def work(share: int) -> None:
+        for place, course, facts in deaths(name, new_place, share):
+            check_after_deaths(place, SCENARIOS[name], course, facts)
+
+    share_out(work)
 
 
 CHANGES_NOTHING = {"close", "fsync", "getdents64", "newfstatat", "read", "statx", "uname"}
@@ -98,20 +133,23 @@ def test_a_second_death_before_any_call_of_the_recovery_changes_nothing_of_that(
         yield
         Pacchettino(place.base, scenario.keep, durable=True).requeue(new_id())
 
-    for place, course, facts in deaths(name, new_place):
-        met = set()
-        calls = trap(partial(look, place.copied()))
-        for last in range(1, len(calls) + 1):
-            if last > 1 and calls[last - 2] in CHANGES_NOTHING:
-                continue  # a death here leaves what one before that call does
-            copy = place.copied()
-            trap(partial(look, copy), lambda number, call, last=last: DEATH if number == last else None)
-            if copy.shape() not in met:
-                met.add(copy.shape())
-                for job, found in copy.where().items():
-                    assert found in course.ways(job) | recovered(course.ways(job), scenario.keep)
-                check_after_deaths(copy, scenario, course, facts)
-            copy.remove()
+    def work(share: int) -> None:
+        for place, course, facts in deaths(name, new_place, share):
+            met = set()
+            calls = trap(partial(look, place.copied()))
+            for last in range(1, len(calls) + 1):
+                if last > 1 and calls[last - 2] in CHANGES_NOTHING:
+                    continue  # a death here leaves what one before that call does
+                copy = place.copied()
+                trap(partial(look, copy), lambda number, call, last=last: DEATH if number == last else None)
+                if copy.shape() not in met:
+                    met.add(copy.shape())
+                    for job, found in copy.where().items():
+                        assert found in course.ways(job) | recovered(course.ways(job), scenario.keep)
+                    check_after_deaths(copy, scenario, course, facts)
+                copy.remove()
+
+    share_out(work)
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -255,27 +293,31 @@ def test_a_call_that_fails_once_leaves_what_was_or_what_should_be_and_the_proces
     name: str, all_errors: bool, new_place: Callable[[], Place]
 ) -> None:
     scenario = SCENARIOS[name]
-    course, peaceful = undisturbed(scenario, new_place()), run(scenario, new_place())
-    for number, call in enumerate(course.calls[: peaceful.number], 1):
-        errors = [error for error, calls in CAN_FAIL.items() if call in calls.split()]
-        for error in errors if all_errors else errors[number % len(errors or [0]) :][:1]:
-            place = new_place()
-            ending = run(scenario, place, number, error)
-            try:
-                check_after_an_error(ending, course, error)
-                # A call that fails here is not made: where it is a close, the descriptor stays open.
-                assert ending.descriptors <= peaceful.descriptors + (call == "close")
-                consumer_looks(place, scenario.keep)
-                ending.where["later"] = ("queued",)
-                for job, found in place.where().items():
-                    assert found in final(ending.where[job], course.after(job), scenario.keep), f"{job} is {found}"
-                begun = Counter(job for what, job, *_ in ending.facts if what == "handling")
-                again = Counter(job for what, job, *verdict in ending.facts if what == "handling" and verdict[0])
-                assert all(times <= 1 + again[job] for job, times in begun.items())
-            except BaseException as wrong:
-                wrong.add_note(f"after {errno.errorcode[error]} of call {number}, {call}: {ending}")
-                raise
-            place.remove()
+
+    def work(share: int) -> None:
+        course, peaceful = undisturbed(scenario, new_place()), run(scenario, new_place())
+        for number, call in islice(enumerate(course.calls[: peaceful.number], 1), share - 1, None, SHARES):
+            errors = [error for error, calls in CAN_FAIL.items() if call in calls.split()]
+            for error in errors if all_errors else errors[number % len(errors or [0]) :][:1]:
+                place = new_place()
+                ending = run(scenario, place, number, error)
+                try:
+                    check_after_an_error(ending, course, error)
+                    # A call that fails here is not made: where it is a close, the descriptor stays open.
+                    assert ending.descriptors <= peaceful.descriptors + (call == "close")
+                    consumer_looks(place, scenario.keep)
+                    ending.where["later"] = ("queued",)
+                    for job, found in place.where().items():
+                        assert found in final(ending.where[job], course.after(job), scenario.keep), f"{job} is {found}"
+                    begun = Counter(job for what, job, *_ in ending.facts if what == "handling")
+                    again = Counter(job for what, job, *verdict in ending.facts if what == "handling" and verdict[0])
+                    assert all(times <= 1 + again[job] for job, times in begun.items())
+                except BaseException as wrong:
+                    wrong.add_note(f"after {errno.errorcode[error]} of call {number}, {call}: {ending}")
+                    raise
+                place.remove()
+
+    share_out(work)
 
 
 def check_after_an_error(ending: Ending, course: Course, error: int) -> None:
