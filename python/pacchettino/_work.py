@@ -223,7 +223,7 @@ class Threads(Work):
         number, main = self._signals.first, threading.main_thread().ident
         assert number is not None
         assert main is not None
-        _thread.interrupt_main(number)  # enough for who does not sleep in a call
+        _thread.interrupt_main(signal.Signals(number))  # enough for who does not sleep in a call
         if sys.platform != "win32":
             signal.pthread_kill(main, number)
 
