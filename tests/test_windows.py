@@ -1,9 +1,11 @@
-"""What Windows does otherwise: files that are open, paths that are long, names that are devices."""
+"""What Windows does otherwise: files that are open, paths that are long, names that are devices, workers."""
 
 from __future__ import annotations
 
 import _thread
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -272,3 +274,91 @@ def test_a_job_of_another_process_ends_a_wait(queue: Pacchettino, queue_dir: Pat
         peer.begin("queue.claim(timeout=None).id")
         id = queue.send_data("work")
         assert peer.end() == id
+
+
+# Workers
+
+
+WORKER = """
+import _thread, sys, time
+from threading import Timer
+from pacchettino import Pacchettino
+
+queue = Pacchettino(sys.argv[1])
+
+@queue.on_data_received
+def handle(id, data):
+    if data == b"slow":
+        time.sleep(1000)
+
+if __name__ == "__main__":
+    if len(sys.argv) > 3:  # what the console's thread does when Ctrl-C is pressed
+        Timer(float(sys.argv[3]), _thread.interrupt_main).start()
+    print(queue.work(**eval(sys.argv[2])))
+"""
+
+
+def work(queue: Pacchettino, home: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Let a program call `work`, with these settings, and Ctrl-C after so many seconds."""
+    program = home / "worker.py"
+    program.write_text(WORKER)
+    command = [sys.executable, str(program), str(queue.base_dir), *map(str, arguments)]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
+
+
+HOW: list[dict[str, object]] = [{}, {"threads": 2}, {"processes": 2}]
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_work_does_what_waits_in_threads_and_in_processes(
+    queue: Pacchettino, tmp_path: Path, how: dict[str, object]
+) -> None:
+    queue.send_many(map(str, range(20)))
+    done = work(queue, tmp_path, {**how, "drain": True})
+    assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
+    assert queue.count_successful() == queue.count_all() == 20
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_ctrl_c_ends_an_idle_worker(queue: Pacchettino, tmp_path: Path, how: dict[str, object]) -> None:
+    queue.send_data("quick")
+    done = work(queue, tmp_path, how, 15)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+@pytest.mark.parametrize("how", [{"threads": 2}, {"processes": 2}], ids=str)
+def test_jobs_that_are_not_done_a_grace_after_ctrl_c_are_interrupted(
+    queue: Pacchettino, tmp_path: Path, how: dict[str, object]
+) -> None:
+    id = queue.send_data("slow")
+    done = work(queue, tmp_path, {**how, "grace": 0.5}, 15)
+    assert "KeyboardInterrupt" in done.stderr
+    assert queue.claim() is None  # it looks after the dead
+    assert queue.status(id) is Status.INTERRUPTED
+
+
+def test_a_process_whose_job_takes_too_long_is_killed(queue: Pacchettino, tmp_path: Path) -> None:
+    id = queue.send_data("slow")
+    done = work(queue, tmp_path, {"job_timeout": 2, "drain": True})
+    assert done.returncode == 0, done.stderr
+    assert queue.status(id) is Status.INTERRUPTED
+    (attempt,) = queue.history(id)
+    assert attempt.reason == "it took longer than 2.0 s; its process was killed"
+
+
+def test_the_command_sends_works_and_tells(queue: Pacchettino, tmp_path: Path) -> None:
+    def pacchettino(*arguments: str | Path) -> str:
+        command = [sys.executable, "-m", "pacchettino", *map(str, arguments)]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=True
+        )
+        return done.stdout
+
+    good, bad = (pacchettino("send", queue.base_dir, "--data", text).strip() for text in ("0", "3"))
+    program = tmp_path / "program.py"
+    program.write_text("import sys; status = sys.stdin.read(); sys.exit(status != '0' and f'it was {status}')")
+    pacchettino("work", queue.base_dir, "--drain", "--", sys.executable, program)
+    assert pacchettino("ls", queue.base_dir, "success").split()[0] == good
+    assert pacchettino("ls", queue.base_dir, "failed").split()[0] == bad
+    assert "exit status 1: it was 3" in pacchettino("show", queue.base_dir, bad)
+    assert "nothing" in pacchettino("check", queue.base_dir)
