@@ -663,6 +663,23 @@ def test_a_child_that_closes_all_its_descriptors_is_waited_for(queue: Pacchettin
     assert queue.status(id) is Status.SUCCESS
 
 
+def test_a_child_that_closes_all_its_descriptors_writes_into_no_file_that_it_opens_then(
+    queue: Pacchettino, queue_dir: Path
+) -> None:
+    id = queue.send_data("close")
+    program = """
+        @queue.on_data_received
+        def handle(id, data):
+            os.closerange(3, 1024)
+            handle.files = [open(os.path.join(base, "..", f"file{number}"), "wb") for number in range(20)]
+    """
+    with worker(queue_dir, "{'max_jobs': 1000, 'drain': True}", program=program) as work:
+        code, output, _ = work.end()
+    assert (code, output.removeprefix("stops\n")) == (0, "returned 1\n")
+    assert queue.status(id) is Status.SUCCESS
+    assert [(queue_dir.parent / f"file{number}").stat().st_size for number in range(20)] == [0] * 20
+
+
 def test_children_end_though_somebody_holds_their_dead_parent_s_descriptors(
     queue: Pacchettino, queue_dir: Path
 ) -> None:

@@ -302,6 +302,7 @@ def _serve(
             work.stop()
 
     parent = os.getppid()
+    before = None if sys.platform == "win32" else os.fstat(line.fileno())
 
     def obey() -> None:
         with suppress(EOFError, OSError):
@@ -316,7 +317,9 @@ def _serve(
         threading.Thread(target=obey, name="pacchettino-parent", daemon=True).start()
         work._run()
         with suppress(OSError):  # nobody is there to hear it
-            line.send(("ended", work.is_drained))
+            # A handler may have closed it with all descriptors, and its number may be some file's now.
+            if before is None or os.path.samestat(before, os.fstat(line.fileno())):
+                line.send(("ended", work.is_drained))
 
 
 def _check_importable(queue: Pacchettino, handlers: Handlers) -> None:
