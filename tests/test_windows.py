@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import _thread
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -362,3 +364,6 @@ def test_the_command_sends_works_and_tells(queue: Pacchettino, tmp_path: Path) -
     assert pacchettino("ls", queue.base_dir, "failed").split()[0] == bad
     assert "exit status 1: it was 3" in pacchettino("show", queue.base_dir, bad)
     assert "nothing" in pacchettino("check", queue.base_dir)
+    odd = b"two\r\nlines, and\x1amore"
+    shown = json.loads(pacchettino("show", queue.base_dir, "--json", queue.send_data(odd)))
+    assert b64decode(shown["first_bytes_base64"]) == odd

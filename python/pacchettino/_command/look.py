@@ -222,8 +222,9 @@ def length(path: Path) -> int | None:
 def first_bytes(path: Path) -> bytes | None:
     """Read the beginning of a job's file, if it is there and may be read; never through a link."""
     try:
-        # Without waiting for a writer, should it be a FIFO.
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        # Without waiting for a writer, should it be a FIFO; on Windows, as it is and not as text.
+        flags = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+        file = os.open(path, os.O_RDONLY | flags)
     except (OSError, ValueError):
         return None
     try:
