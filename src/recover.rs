@@ -437,11 +437,11 @@ pub(crate) fn judge_unfinished(
     }
 }
 
-/// For how long `history/` is left alone after a look.
-fn history_rest() -> Duration {
+/// For how long `history/` is left alone after a look that took so long.
+fn history_rest(look: Duration) -> Duration {
     #[cfg(feature = "failpoints")]
     fail::fail_point!("sweep: histories at once", |_| Duration::ZERO);
-    Duration::from_secs(10)
+    rest_after(look).max(Duration::from_secs(10))
 }
 
 /// How many jobs are looked for at a time.
@@ -456,7 +456,7 @@ pub(crate) fn sweep_histories(shared: &Shared, histories: &mut Histories) -> Res
         return Ok(());
     }
     let (begun, layout) = (Instant::now(), shared.layout());
-    histories.rests_until = begun.checked_add(history_rest());
+    histories.rests_until = begun.checked_add(history_rest(Duration::ZERO));
     let mut next: BinaryHeap<Job> = BinaryHeap::new();
     let listed = shared.list_histories(|job| {
         if histories.last.as_ref().is_none_or(|last| job > *last) {
@@ -501,7 +501,7 @@ pub(crate) fn sweep_histories(shared: &Shared, histories: &mut Histories) -> Res
     if histories.last.is_none() {
         histories.absent_before = std::mem::take(&mut histories.absent);
     }
-    histories.rests_until = Instant::now().checked_add(history_rest().max(rest_after(begun.elapsed())));
+    histories.rests_until = Instant::now().checked_add(history_rest(begun.elapsed()));
     Ok(())
 }
 
