@@ -52,7 +52,7 @@ ONLY_POSIX = {
     "test_storage.py": "mounts and file modes",
     "test_time.py": "a clock that is preloaded",
     "test_top.py": "terminals",
-    "test_work.py": "signals and FIFOs",
+    "test_work.py": "signals and flock",
 }
 
 
