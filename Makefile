@@ -39,7 +39,7 @@ torture: test-rust $(VENV)/built
 SECONDS ?= 60
 SEED    ?=
 
-soak: $(VENV)/built
+soak: $(VENV)/optimized
 	$(RUN)/python tests/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/built
@@ -66,10 +66,10 @@ for-agents: $(VENV)/built
 
 LARGEST ?= 1000000
 
-bench: $(VENV)/built $(VENV)/peers
+bench: $(VENV)/optimized $(VENV)/peers
 	$(RUN)/python benches/measure.py --largest $(LARGEST)
 
-bench-quick: $(VENV)/built
+bench-quick: $(VENV)/optimized
 	$(RUN)/python benches/measure.py --quick
 
 # The other systems. Debian's packages have the standard library that the toolchain lacks; built once, then cached. Zig
@@ -119,9 +119,16 @@ audit: $(VENV)/cross
 	cargo deny --locked check advisories
 	$(RUN)/python -m pip freeze --exclude-editable | $(RUN)/pip-audit --strict --requirement /dev/stdin --no-deps --disable-pip
 
-# The extension, built for speed and installed into the virtual environment.
+# The extension, installed into the virtual environment: built quickly, with the profile of the Rust tests, or optimized
+# as users get it. The newer one of the two is the one that is installed.
 $(VENV)/built: $(VENV)/ready $(SOURCE)
+	$(RUN)/maturin develop --locked
+	rm -f $(VENV)/optimized
+	touch $@
+
+$(VENV)/optimized: $(VENV)/ready $(SOURCE)
 	$(RUN)/maturin develop --release --locked
+	rm -f $(VENV)/built
 	touch $@
 
 $(VENV)/ready: pyproject.toml
