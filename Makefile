@@ -3,7 +3,8 @@
 # make torture  the tests that take long as well, and the model of the protocol
 # make soak     mixed work under kills, forks and clock steps for SECONDS=60, checked by a record outside the queue
 # make lint     what must be clean
-# make docs     the site, into target/site/; read it with `python -m http.server --directory target/site`
+# make docs     the tests of what documents and examples show, then the site, into target/site/; to read it, run
+#               `python -m http.server --directory target/site`
 # make for-agents      docs/SKILL.md and docs/llms-full.txt anew, after a change of docs/AGENTS.md or of a docstring
 # make check-windows   whether src/sys/windows.rs is clean
 # make platforms       what can be known here of other systems: lint for each, link for macOS, run for musl and ARM, and
@@ -30,10 +31,10 @@ test-rust:
 	cargo test --locked --features failpoints
 
 test-python: $(VENV)/built
-	$(RUN)/python -m pytest
+	$(RUN)/python tests/halves.py
 
 torture: test-rust $(VENV)/built
-	$(RUN)/python -m pytest --hypothesis-profile=torture -m "torture or not torture"
+	$(RUN)/python tests/halves.py --hypothesis-profile=torture -m "not docs"
 	cargo test --locked --release --manifest-path model/Cargo.toml
 
 SECONDS ?= 60
@@ -56,6 +57,7 @@ lint: $(VENV)/built
 
 # Strict, and without a look elsewhere, neither when it is built nor when it is read.
 docs: $(VENV)/docs $(VENV)/built
+	$(RUN)/python -m pytest -m docs tests
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet
 	cp -R target/doc target/site/rust

@@ -30,6 +30,8 @@ import pacchettino
 import pytest
 from pacchettino._command import parsers
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 # What is made from others is not looked at twice.

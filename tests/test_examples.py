@@ -27,7 +27,7 @@ from pacchettino import Pacchettino, Status
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
-pytestmark = pytest.mark.needs("signals")
+pytestmark = [pytest.mark.docs, pytest.mark.needs("signals")]
 
 JPEG = b"\xff\xd8 what a camera makes"
 
