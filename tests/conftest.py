@@ -48,6 +48,7 @@ ONLY_POSIX = {
     "test_odd_entries.py": "FIFOs, sockets and symlinks",
     "test_power.py": "loop mounts",
     "test_processes.py": "signals, descriptors and /proc",
+    "test_program.py": "signals, terminals and a shell",
     "test_soak.py": "fork and signals",
     "test_storage.py": "mounts and file modes",
     "test_time.py": "a clock that is preloaded",

@@ -24,7 +24,8 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +39,7 @@ if sys.platform == "win32":
     from multiprocessing.connection import PipeConnection
 else:
     import fcntl
+    import pty
     from multiprocessing.reduction import recv_handle, send_handle
 
 STATES = ("queued", "scheduled", "processing", "success", "failed", "interrupted")
@@ -303,6 +305,87 @@ class Ledger:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+# The command
+
+COMMAND = [sys.executable, "-m", "pacchettino"]
+
+ODD_NAME = os.fsdecode(b"two\nlines \x1b[31m \xff \xe2\x80\xae.txt")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Give the environment of a command: this one, in which a warning is an error."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**kept, "PYTHONWARNINGS": "error", **more}
+
+
+def run(*arguments: str | Path, input: bytes | str = b"", status: int = 0, error: str = "", **options: Any) -> str:
+    """Run the command, and give what it prints. It must end as is said, and complain of that alone."""
+    options.setdefault("env", environment())
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=input.encode() if isinstance(input, str) else input,
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE,
+        **options,
+    )
+    said = done.stderr.decode(errors="replace")
+    assert done.returncode == status, said
+    assert "Traceback" not in said
+    if error:
+        assert error in said
+    else:
+        assert said == ""
+    return done.stdout.decode()
+
+
+@contextmanager
+def terminal(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str], int]]:
+    """Run a command in a terminal of its own, but for what is redirected. Gives it, what it shows, and the keys."""
+    ours, theirs = pty.openpty()
+    options.setdefault("env", environment(TERM="xterm"))
+    redirected = {name: options.pop(name) for name in ("stdin", "stdout") if name in options}
+
+    def begin() -> None:
+        kept = [os.dup(number) for number in range(len(("stdin", "stdout")))]
+        os.login_tty(theirs)
+        for number, name in enumerate(("stdin", "stdout")):
+            if name in redirected:
+                os.dup2(kept[number], number)
+            os.close(kept[number])
+
+    process = subprocess.Popen(command, preexec_fn=begin, **redirected, **options)
+    os.close(theirs)
+    shown: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:  # EIO: nobody has it open any more
+                return
+            if not data:
+                return
+            shown.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+
+    def screen() -> str:
+        process.wait(PATIENCE)
+        reader.join(PATIENCE)
+        assert not reader.is_alive(), "somebody still has the terminal open"
+        return b"".join(shown).decode()
+
+    try:
+        yield process, screen, ours
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(PATIENCE)
+        os.close(ours)
 
 
 # Other processes
