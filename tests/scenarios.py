@@ -12,14 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from helpers import DUE, ID, STATES, TOKEN, entries, everything, grow_old, lay_down, new_id
 from pacchettino import CrashDetection, KeepPolicy, Pacchettino, Result, Status, _core
-from syscalls import Tell, trap
+from syscalls import Program, Tell, trap
 
 CONTENT = {name: f"{name} ".encode() * 1000 for name in ("one", "two", "three", "later")}
 """Long enough for a part of it to be told from all of it."""
@@ -33,6 +33,9 @@ DEAD = b"dead000000"
 
 Where = dict[str, tuple[str, ...]]
 """Where each job is."""
+
+Shape = frozenset[tuple[bytes, tuple[str, bytes]]]
+"""What is in a place, whatever the ids, tokens, PIDs and times."""
 
 
 # What is looked at
@@ -84,16 +87,20 @@ class Place:
                 shutil.copytree(ours, theirs, dirs_exist_ok=True)
         return copy
 
-    def shape(self) -> frozenset[tuple[bytes, tuple[str, bytes]]]:
-        """Tell what is in it, whatever the ids, tokens and times; of a record of an attempt only that it is there."""
-        names = re.compile(rb"(?P<id>%b)|(?<=[-./])(?P<token>%b)(?=$|/)|(?P<due>%b)-" % (ID, TOKEN, DUE))
+    def contents(self) -> list[dict[bytes, tuple[str, bytes]]]:
+        """Give all that is in it."""
+        return [everything(directory) for directory in astuple(self)]
+
+    def shape(self) -> Shape:
+        """Give what is in it, whatever the ids, tokens, PIDs and times; of the records of attempts only the names."""
+        names = re.compile(rb"(?P<id>%b)|(?P<due>%b)-|(?<=[-./])(?P<token>%b|[0-9]+)(?=$|[-/])" % (ID, DUE, TOKEN))
         return frozenset(
             (
                 names.sub(lambda name: f"<{name.lastgroup}>".encode(), path),
                 (what[0], b"" if b"history/" in path else what[1]),
             )
-            for directory in astuple(self)
-            for path, what in everything(directory).items()
+            for contents in self.contents()
+            for path, what in contents.items()
         )
 
     def remove(self) -> None:
@@ -714,9 +721,15 @@ def closing(place: Place, open: Open, tell: Tell) -> Iterator[None]:
 class Course:
     """What an operation does when nothing goes wrong."""
 
-    calls: list[str]
-    seen: list[Where]
-    """Where the jobs were before each call, and at the end."""
+    calls: list[str] = field(default_factory=list)
+    seen: list[Where] = field(default_factory=list)
+    """Where the jobs were at each of the moments."""
+    moments: dict[int, Shape] = field(default_factory=dict)
+    """The calls before which something was there, or was told, that was not before the call before; and the shape then.
+
+    A death before any other call leaves what the death before the call before that one leaves. The moment after the
+    last call has the number after that call's.
+    """
 
     def ways(self, job: str) -> set[tuple[str, ...]]:
         return {where[job] for where in self.seen}
@@ -734,14 +747,28 @@ def opener(scenario: Scenario, place: Place, *, durable: bool | None = None) -> 
 
 
 def undisturbed(scenario: Scenario, place: Place, *, durable: bool | None = None) -> Course:
-    seen: list[Where] = []
+    return observe(partial(scenario.steps, place, opener(scenario, place, durable=durable)), place)
 
-    def look(number: int, call: str) -> None:
-        seen.append(place.where())
 
-    calls = trap(partial(scenario.steps, place, opener(scenario, place, durable=durable)), look)
-    seen.append(place.where())
-    return Course(calls, seen)
+def observe(program: Program, place: Place) -> Course:
+    """Run a program, and look before each of its calls at what it has done to that place."""
+    course, facts, last = Course(), 0, None
+
+    def look(number: int, call: str = "") -> None:
+        nonlocal last
+        now = (place.contents(), facts)
+        if now != last:
+            course.seen.append(place.where())
+            course.moments[number] = place.shape()
+        last = now
+
+    def listen(*fact: Any) -> None:
+        nonlocal facts
+        facts += 1
+
+    course.calls = trap(program, look, listen)
+    look(len(course.calls) + 1)
+    return course
 
 
 # A death

@@ -6,16 +6,19 @@ import errno
 import logging
 import multiprocessing
 import os
+import shutil
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count, islice
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import quick_directory
 from helpers import entries, new_id
 from pacchettino import KeepPolicy, Pacchettino, Status
 from scenarios import (
@@ -29,38 +32,47 @@ from scenarios import (
     check_after_deaths,
     consumer_looks,
     handle,
+    observe,
     opener,
     recovered,
     undisturbed,
 )
-from syscalls import DEATH, Fate, Tell, needs_traps, trap
+from syscalls import DEATH, Fate, Program, Tell, needs_traps, trap
 
 pytestmark = needs_traps
 
 every_scenario = pytest.mark.parametrize("name", SCENARIOS)
 
 
-@pytest.fixture
-def new_place(quick_dir: Path, tmp_path: Path) -> Callable[[], Place]:
+@pytest.fixture(scope="module")
+def new_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Place]]:
     """Makes places."""
-    if quick_dir.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("NOT TESTED: there is no second filesystem")
-    return partial(Place.make, quick_dir, tmp_path)
+    quick, other = quick_directory(), tmp_path_factory.mktemp("elsewhere")
+    try:
+        if quick.stat().st_dev == other.stat().st_dev:
+            pytest.skip("NOT TESTED: there is no second filesystem")
+        yield partial(Place.make, quick, other)
+    finally:
+        shutil.rmtree(quick)
 
 
-SHARES = os.cpu_count() or 1
+@pytest.fixture(scope="module")
+def course(new_place: Callable[[], Place]) -> Callable[[str], Course]:
+    """Gives the undisturbed course of a scenario."""
+    return cache(lambda name: undisturbed(SCENARIOS[name], new_place()))
 
 
-def share_out(work: Callable[[int], None]) -> None:
-    """Do a part of the work in a process for each processor; its argument is the number of the share, from 1 on."""
-    ends = []
-    for share in range(1, SHARES + 1):
+def share_out(numbers: Iterable[int], work: Callable[[int], None]) -> None:
+    """Do the work for each number, in a process for each processor."""
+    shares, ends = os.cpu_count() or 1, []
+    for share in range(shares):
         ours, theirs = multiprocessing.Pipe(duplex=False)
         pid = os.fork()
         if pid == 0:
             wrong = "it was ended"
             try:
-                work(share)
+                for number in islice(numbers, share, None, shares):
+                    work(number)
                 wrong = ""
             except BaseException:
                 wrong = traceback.format_exc()
@@ -80,43 +92,34 @@ def share_out(work: Callable[[int], None]) -> None:
 # A death
 
 
-def deaths(name: str, new_place: Callable[[], Place], share: int) -> Iterator[tuple[Place, Course, list[Any]]]:
-    """Let an operation die before each of its calls. Deaths that leave the same, and told the same, are given once."""
-    scenario, course = SCENARIOS[name], undisturbed(SCENARIOS[name], new_place())
-    met = set()
-    for last in count(share, SHARES):
-        place, facts = new_place(), []
-        calls = trap(
-            partial(scenario.steps, place, opener(scenario, place)),
-            lambda number, call, last=last: DEATH if number == last else None,
-            lambda *fact, facts=facts: facts.append(fact),
-        )
-        for job, found in place.where().items():
-            assert found in course.ways(job), f"{job} is {found}, where it never should be"
-        shape = (place.shape(), frozenset(facts))
-        if shape not in met:
-            met.add(shape)
-            try:
-                yield place, course, facts
-            except BaseException as error:
-                error.add_note(f"after {calls}, which had told {facts}")
-                raise
-        place.remove()
-        if len(calls) < last:  # it came to its end
-            return
+def die(program: Program, number: int) -> list[Any]:
+    """Let a program die before that call; gives what it told."""
+    facts: list[Any] = []
+    trap(program, lambda met, call: DEATH if met == number else None, lambda *fact: facts.append(fact))
+    return facts
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "each_call", [False, pytest.param(True, marks=pytest.mark.torture)], ids=["each change", "each call"]
+)
 @every_scenario
-def test_a_death_before_any_call_loses_nothing_and_repeats_nothing(name: str, new_place: Callable[[], Place]) -> None:
-    def work(share: int) -> None:
-        for place, course, facts in deaths(name, new_place, share):
-            check_after_deaths(place, SCENARIOS[name], course, facts)
+def test_a_death_before_any_call_loses_nothing_and_repeats_nothing(
+    name: str, each_call: bool, course: Callable[[str], Course], new_place: Callable[[], Place]
+) -> None:
+    scenario, undisturbed = SCENARIOS[name], course(name)
 
-    share_out(work)
+    def work(number: int) -> None:
+        place = new_place()
+        facts = die(partial(scenario.steps, place, opener(scenario, place)), number)
+        with noting(f"after a death before call {number} of {undisturbed.calls}, which had told {facts}"):
+            assert (
+                place.shape() == undisturbed.moments[max(moment for moment in undisturbed.moments if moment <= number)]
+            )
+            check_after_deaths(place, scenario, undisturbed, facts)
+        place.remove()
 
-
-CHANGES_NOTHING = {"close", "fsync", "getdents64", "newfstatat", "read", "statx", "uname"}
-"""Calls after which a dying process leaves what it would have left before them."""
+    share_out(range(1, len(undisturbed.calls) + 2) if each_call else undisturbed.moments, work)
 
 
 @pytest.mark.timeout(900)
@@ -125,61 +128,68 @@ CHANGES_NOTHING = {"close", "fsync", "getdents64", "newfstatat", "read", "statx"
     [pytest.param(name, marks=() if name in {"success", "recovery"} else pytest.mark.torture) for name in SCENARIOS],
 )
 def test_a_second_death_before_any_call_of_the_recovery_changes_nothing_of_that(
-    name: str, new_place: Callable[[], Place]
+    name: str, course: Callable[[str], Course], new_place: Callable[[], Place]
 ) -> None:
-    scenario = SCENARIOS[name]
+    scenario, undisturbed = SCENARIOS[name], course(name)
 
     def look(place: Place, tell: Tell) -> Iterator[None]:
         yield
         Pacchettino(place.base, scenario.keep, durable=True).requeue(new_id())
 
-    def work(share: int) -> None:
-        for place, course, facts in deaths(name, new_place, share):
-            met = set()
-            calls = trap(partial(look, place.copied()))
-            for last in range(1, len(calls) + 1):
-                if last > 1 and calls[last - 2] in CHANGES_NOTHING:
-                    continue  # a death here leaves what one before that call does
-                copy = place.copied()
-                trap(partial(look, copy), lambda number, call, last=last: DEATH if number == last else None)
-                if copy.shape() not in met:
-                    met.add(copy.shape())
-                    for job, found in copy.where().items():
-                        assert found in course.ways(job) | recovered(course.ways(job), scenario.keep)
-                    check_after_deaths(copy, scenario, course, facts)
-                copy.remove()
+    def work(number: int) -> None:
+        place = new_place()
+        facts = die(partial(scenario.steps, place, opener(scenario, place)), number)
+        copy = place.copied()
+        recovery = observe(partial(look, copy), copy)
+        for second, shape in recovery.moments.items():
+            copy = place.copied()
+            die(partial(look, copy), second)
+            with noting(f"after deaths before call {number} of {undisturbed.calls}, and {second} of {recovery.calls}"):
+                assert copy.shape() == shape
+                for job, found in copy.where().items():
+                    assert found in undisturbed.ways(job) | recovered(undisturbed.ways(job), scenario.keep)
+                check_after_deaths(copy, scenario, undisturbed, facts)
+            copy.remove()
+        place.remove()
 
-    share_out(work)
+    share_out(undisturbed.moments, work)
+
+
+@contextmanager
+def noting(note: str) -> Iterator[None]:
+    """Say with an error when it came."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(note)
+        raise
 
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_death_between_the_record_of_an_attempt_and_its_settle_leaves_one_attempt(
-    quick_dir: Path, durable: bool
+    new_place: Callable[[], Place], durable: bool
 ) -> None:
-    met = set()
-    for last in count(1):
-        base = quick_dir / str(last)
+    def program(place: Place, tell: Tell) -> Iterator[None]:
+        queue = Pacchettino(place.base, durable=durable, retry_delay=3600)
+        queue.send_data(CONTENT["one"])
+        job = queue.claim()
+        assert job is not None
+        yield
+        job.retry()
 
-        def program(tell: Tell, base: Path = base) -> Iterator[None]:
-            queue = Pacchettino(base, durable=durable, retry_delay=3600)
-            queue.send_data("work")
-            job = queue.claim()
-            assert job is not None
-            yield
-            job.retry()
-
-        calls = trap(program, lambda number, call, last=last: DEATH if number == last else None)
-        with Pacchettino(base) as queue:
+    place, met = new_place(), set()
+    for number in observe(partial(program, place), place).moments:
+        place = new_place()
+        die(partial(program, place), number)
+        with Pacchettino(place.base) as queue:
             assert queue.claim() is None  # it looks after the dead
             (job,) = [*queue.jobs(Status.INTERRUPTED), *queue.jobs(Status.SCHEDULED)]
             history = queue.history(job.id)
             met.add((job.status, *((attempt.ended, attempt.settled) for attempt in history)))
             assert {attempt.attempt for attempt in history} == {1}
-            job.path.rename(base / "queued" / job.entry)
+            job.path.rename(place.base / "queued" / job.entry)
             with queue.claim() as again:  # type: ignore[union-attr]
                 assert again.attempt == 2
-        if len(calls) < last:
-            break
     assert met == {
         (Status.INTERRUPTED, ("interrupted", True)),
         (Status.INTERRUPTED, ("retry", False), ("interrupted", True)),
@@ -223,6 +233,11 @@ class Ending:
     where: Where = field(default_factory=dict)
     drafts: list[bytes] = field(default_factory=list)
     descriptors: int = 0
+    """How many it has open then and did not have open before."""
+
+
+def open_descriptors() -> int:
+    return len(entries(Path("/proc/self/fd")))
 
 
 class Told(logging.Handler):
@@ -242,6 +257,7 @@ def run(scenario: Scenario, place: Place, failing: int = 0, error: int = 0) -> E
 
     def steps(tell: Tell) -> Iterator[None]:
         queues: list[Pacchettino] = []
+        before = open_descriptors()
 
         def open(**settings: Any) -> Pacchettino:
             queues.append(opener(scenario, place)(**settings))
@@ -261,7 +277,7 @@ def run(scenario: Scenario, place: Place, failing: int = 0, error: int = 0) -> E
             queue.send_data(CONTENT["later"])
             queue.resume()
             queue.receive()
-            tell("went on", len(entries(Path("/proc/self/fd"))))
+            tell("went on", open_descriptors() - before)
         for queue in queues:
             queue.close()
 
@@ -293,31 +309,28 @@ def test_a_call_that_fails_once_leaves_what_was_or_what_should_be_and_the_proces
     name: str, all_errors: bool, new_place: Callable[[], Place]
 ) -> None:
     scenario = SCENARIOS[name]
+    course, peaceful = undisturbed(scenario, new_place()), run(scenario, new_place())
 
-    def work(share: int) -> None:
-        course, peaceful = undisturbed(scenario, new_place()), run(scenario, new_place())
-        for number, call in islice(enumerate(course.calls[: peaceful.number], 1), share - 1, None, SHARES):
-            errors = [error for error, calls in CAN_FAIL.items() if call in calls.split()]
-            for error in errors if all_errors else errors[number % len(errors or [0]) :][:1]:
-                place = new_place()
-                ending = run(scenario, place, number, error)
-                try:
-                    check_after_an_error(ending, course, error)
-                    # A call that fails here is not made: where it is a close, the descriptor stays open.
-                    assert ending.descriptors <= peaceful.descriptors + (call == "close")
-                    consumer_looks(place, scenario.keep)
-                    ending.where["later"] = ("queued",)
-                    for job, found in place.where().items():
-                        assert found in final(ending.where[job], course.after(job), scenario.keep), f"{job} is {found}"
-                    begun = Counter(job for what, job, *_ in ending.facts if what == "handling")
-                    again = Counter(job for what, job, *verdict in ending.facts if what == "handling" and verdict[0])
-                    assert all(times <= 1 + again[job] for job, times in begun.items())
-                except BaseException as wrong:
-                    wrong.add_note(f"after {errno.errorcode[error]} of call {number}, {call}: {ending}")
-                    raise
-                place.remove()
+    def work(number: int) -> None:
+        call = course.calls[number - 1]
+        errors = [error for error, calls in CAN_FAIL.items() if call in calls.split()]
+        for error in errors if all_errors else errors[number % len(errors or [0]) :][:1]:
+            place = new_place()
+            ending = run(scenario, place, number, error)
+            with noting(f"after {errno.errorcode[error]} of call {number}, {call}: {ending}"):
+                check_after_an_error(ending, course, error)
+                # A call that fails here is not made: where it is a close, the descriptor stays open.
+                assert ending.descriptors <= peaceful.descriptors + (call == "close")
+                consumer_looks(place, scenario.keep)
+                ending.where["later"] = ("queued",)
+                for job, found in place.where().items():
+                    assert found in final(ending.where[job], course.after(job), scenario.keep), f"{job} is {found}"
+                begun = Counter(job for what, job, *_ in ending.facts if what == "handling")
+                again = Counter(job for what, job, *verdict in ending.facts if what == "handling" and verdict[0])
+                assert all(times <= 1 + again[job] for job, times in begun.items())
+            place.remove()
 
-    share_out(work)
+    share_out(range(1, min(peaceful.number, len(course.calls)) + 1), work)
 
 
 def check_after_an_error(ending: Ending, course: Course, error: int) -> None:
