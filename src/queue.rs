@@ -254,15 +254,25 @@ impl Queue {
     /// # Errors
     /// [`Error::Io`] where that is not possible: `ENOTDIR` if there is a file in its place.
     pub fn open(base: impl AsRef<Path>, keep: KeepPolicy, durable: bool, detection: CrashDetection) -> Result<Self> {
+        let queue = Self::unopened(base, keep, detection)?;
+        queue.ensure_open()?;
+        queue.set_durable(durable)?;
+        Ok(queue)
+    }
+
+    /// Makes a queue that leaves the disk alone until the first call that needs it. That call opens the queue, and fails
+    /// as [`open`](Self::open) does.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if `base` cannot be made absolute.
+    pub fn unopened(base: impl AsRef<Path>, keep: KeepPolicy, detection: CrashDetection) -> Result<Self> {
         let base: Arc<Path> = match base.as_ref() {
             empty if empty.as_os_str().is_empty() => {
                 return Err(std::io::Error::from(std::io::ErrorKind::NotFound)).at(|| empty.into());
             }
             base => std::path::absolute(base).at(|| base.into())?.into(),
         };
-        layout::make_base(&base)?;
-        let shared = Shared::of(&base)?;
-        let queue = Self {
+        Ok(Self {
             base,
             keep,
             durable: AtomicBool::new(false),
@@ -272,10 +282,16 @@ impl Queue {
             limits: Limits::default(),
             put_back: AtomicU32::new(0),
             most_attempts: AtomicU32::new(u32::MAX),
-            shared: ArcSwapOption::new(Some(shared)),
-        };
-        queue.set_durable(durable)?;
-        Ok(queue)
+            shared: ArcSwapOption::empty(),
+        })
+    }
+
+    /// Opens the queue, unless it is open.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn ensure_open(&self) -> Result<()> {
+        self.shared(|_, _| true).map(drop)
     }
 
     /// Refuses from now on to send what these limits have no room for, with [`Error::Full`].
@@ -309,6 +325,7 @@ impl Queue {
     /// [`Error::Io`] if the names of the queue's directories can't be flushed.
     pub fn set_durable(&self, durable: bool) -> Result<()> {
         if durable && !self.durable() {
+            self.ensure_open()?;
             layout::sync_names(&self.base)?;
         }
         self.durable.store(durable, Ordering::Relaxed);
@@ -1044,6 +1061,9 @@ impl Queue {
     }
 
     fn reopen(&self) -> Result<Arc<Shared>> {
+        if self.shared.load().is_none() {
+            layout::make_base(&self.base)?; // only the first time: a directory that was deleted later stays deleted
+        }
         let shared = Shared::of(&self.base)?;
         if let Some(old) = keep_or_leak(self.shared.swap(Some(Arc::clone(&shared)))) {
             old.take_notices().into_iter().for_each(|notice| shared.tell(notice));

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 import logging
 import os
 import pickle
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +25,7 @@ from typing import Any, TypeVar
 
 import pytest
 from conftest import finish_thread
-from helpers import Peer, claims, files, new_id, until
+from helpers import PATIENCE, Peer, claims, files, new_id, raiser, until
 from pacchettino import (
     Backoff,
     Fail,
@@ -42,6 +46,8 @@ Run = Callable[[Coroutine[Any, Any, T]], T]
 
 SOON = 0.5
 """Seconds that no event takes; who is told of nothing looks after a second."""
+
+GUIDE = Path(__file__).parent.parent / "docs" / "guides" / "asyncio.md"
 
 LOOPS = {
     "asyncio": "asyncio.new_event_loop",
@@ -155,7 +161,7 @@ def public(kind: type) -> dict[str, Any]:
 def test_the_names_and_their_parameters_are_the_same(sync: type, other: type) -> None:
     ours, theirs = public(other), public(sync)
     assert set(theirs) <= set(ours)
-    assert set(ours) - set(theirs) <= {"stream", "work"}
+    assert set(ours) - set(theirs) <= {"stream"}
     for name, value in theirs.items():
         assert type(ours[name]) is type(value)
         if callable(value) and not isinstance(value, type) and name not in {"work", "on_settled"}:
@@ -186,10 +192,10 @@ def test_each_call_does_what_the_one_of_that_name_does(run: Run[Any], queue_dir:
                 assert not await queue.cancel(later)
 
                 await queue.pause()
-                assert await queue.paused
+                assert await queue.is_paused()
                 assert await queue.claim() is None
                 await queue.resume()
-                assert not await queue.paused
+                assert not await queue.is_paused()
 
                 job = await queue.claim(kind="file")
                 assert job is not None
@@ -256,6 +262,89 @@ def test_settings_are_those_of_the_queue_and_travel(queue_dir: Path) -> None:
     queue.crash_detection = Pacchettino.CrashDetection.LOCK_FILE
     assert (queue.durable, queue.retry_delay) == (False, 5)
     assert queue.crash_detection is Pacchettino.CrashDetection.LOCK_FILE
+
+
+def how_it_is_used(value: Any) -> str:
+    """Return how a public name is used, in the words of the guide."""
+    if isinstance(value, property):
+        assert value.fget is not None
+        returned = inspect.signature(value.fget).return_annotation
+        if returned == "NoReturn":
+            return "never"
+        return "`await`, without a call" if returned.startswith("Awaitable[") else "without `await`"
+    if inspect.iscoroutinefunction(value):
+        return "`await`, with a call"
+    returned = "" if isinstance(value, type) else inspect.signature(value).return_annotation
+    return "`async for`" if returned.startswith("AsyncIterator[") else "without `await`"
+
+
+def test_the_guide_says_how_each_name_is_used() -> None:
+    lines = GUIDE.read_text(encoding="utf-8").splitlines()
+    table = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("|")]
+    (_, *kinds), _, *rows = table
+    assert kinds == ["`AsyncPacchettino`", "`AsyncJob`"]
+    for column, kind in enumerate((AsyncPacchettino, AsyncJob), 1):
+        listed = {name: row[0] for row in rows for name in re.findall(r"`(\w+)`", row[column])}
+        assert listed == {name: how_it_is_used(getattr(kind, name)) for name in public(kind)}
+
+
+def test_a_name_that_must_be_awaited_does_not_pass_for_its_value(run: Run[Any], aqueue: AsyncPacchettino) -> None:
+    async def main() -> None:
+        with pytest.raises(AttributeError, match=r"use `await queue.is_paused\(\)`"):
+            assert aqueue.paused
+        await aqueue.send_data("1")
+        async with await aqueue.claim() as job:
+            for misused in (
+                lambda: bool(job.data),
+                lambda: job.data == b"1",
+                lambda: job.data != b"1",
+                lambda: len(job.data),
+                lambda: f"{job.attempt}",
+                lambda: str(job.data),
+                lambda: job.attempt >= 1,
+                lambda: job.attempt < 2,
+            ):
+                with pytest.raises(TypeError, match=r"write `await job.(data|attempt)`"):
+                    misused()
+            assert await asyncio.gather(job.data, job.attempt) == [b"1", 1]
+            assert await asyncio.wait_for(job.data, 10) == b"1"
+
+    run(main())
+
+
+def test_where_a_loop_runs_constructor_and_settings_leave_the_disk_to_the_first_call(
+    run: Run[Any], queue_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+
+    async def main() -> None:
+        queue = AsyncPacchettino(queue_dir, durable=True)
+        assert queue.durable
+        assert not queue_dir.exists()
+        assert not queue._queue._core.durable  # for that the queue's directories are flushed
+        assert f"{queue_dir}" in repr(queue)
+        queue.stop()  # and whatever else takes no thread
+        id = await queue.send_data("a")
+        assert await queue.status(id) is Status.QUEUED
+        assert queue._queue._core.durable
+        queue.durable = False
+        assert not queue.durable
+        assert await queue.count_queued() == 1
+        assert not queue._queue._core.durable
+
+        for impossible in (tmp_path / "file", tmp_path / "file" / "queue"):
+            queue = AsyncPacchettino(impossible)
+            for _ in range(2):
+                with pytest.raises(NotADirectoryError):
+                    await queue.count_queued()
+        with pytest.raises(TypeError, match="base_dir"):
+            AsyncPacchettino(7)
+
+    run(main())
+    with pytest.raises(NotADirectoryError):
+        AsyncPacchettino(tmp_path / "file")
+    AsyncPacchettino(tmp_path / "another")
+    assert (tmp_path / "another" / "queued").is_dir()
 
 
 @pytest.mark.parametrize("wrong", [str, 0, -1, 1.5, True])
@@ -459,6 +548,33 @@ def test_close_and_stop_end_every_wait_of_the_instance_and_no_other(run: Run[Any
 
     for end in ("close", "stop", "stop in a thread"):
         run(main(end))
+
+
+def test_a_job_is_settled_though_another_thread_closes_the_queue_just_then(
+    run: Run[Any], aqueue: AsyncPacchettino, queue: Pacchettino, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = ThreadPoolExecutor.submit
+    closing: list[threading.Thread] = []
+
+    def submit_late(self: ThreadPoolExecutor, call: Callable[[], Any]) -> Any:
+        """Submit a call when the pool has been closed, after it was looked up."""
+        if handled and not closing:
+            closing.append(threading.Thread(target=lambda: asyncio.run(aqueue.close())))
+            closing[0].start()
+            finish_thread(closing[0])
+        return submit(self, call)
+
+    handled = []
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_late)
+
+    @aqueue.on_data_received
+    async def handle(id: str, data: bytes) -> None:
+        handled.append(id)
+
+    ids = queue.send_many(["a", "b"])
+    assert run(aqueue.work(1)) == 1
+    assert queue.status(handled[0]) is Status.SUCCESS
+    assert [queue.status(id) for id in ids if id not in handled] == [Status.QUEUED]
 
 
 def test_a_timeout_ends_a_wait_with_none_also_in_the_line(run: Run[Any], aqueue: AsyncPacchettino) -> None:
@@ -803,6 +919,108 @@ def test_a_verdict_that_is_cancelled_stands(
     run(main())
 
 
+@pytest.mark.parametrize("call", ["send", "settle"])
+def test_a_call_that_fails_after_its_task_was_cancelled_is_the_cause_of_the_cancellation(
+    run: Run[Any],
+    aqueue: AsyncPacchettino,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def fail(*_: object, **__: object) -> Any:
+        begun.set()
+        assert go.wait(30)
+        raise OSError("planned")
+
+    async def main() -> None:
+        await aqueue.send_data("a")
+        job = await aqueue.claim()
+        assert job is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(Job, "succeed", fail)
+            patch.setattr(Pacchettino, "send_data", fail)
+            task = asyncio.create_task(aqueue.send_data("b") if call == "send" else job.succeed())
+            await asyncio.to_thread(begun.wait, 30)
+            for _ in range(2):
+                task.cancel()
+                await asyncio.sleep(0)
+            go.set()
+            with pytest.raises(asyncio.CancelledError) as cancelled:
+                await task
+        assert "planned" in str(cancelled.value.__cause__)
+        await job.succeed()
+
+    run(main())
+    gc.collect()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_a_job_that_is_dropped_is_interrupted_by_a_thread(run: Run[Any], aqueue: AsyncPacchettino) -> None:
+    async def main() -> None:
+        id = await aqueue.send_data("a")
+        job = await aqueue.claim()
+        with pytest.warns(ResourceWarning, match=id) as warned:
+            del job
+        assert [Path(warning.filename).name for warning in warned] == [Path(__file__).name]
+        with Pacchettino(aqueue.base_dir) as other:
+            assert other.status(id) is Status.PROCESSING  # nothing happens in the loop's own thread
+            await until_true(lambda: other.status(id) is Status.INTERRUPTED)
+        assert [attempt.reason for attempt in await aqueue.history(id)] == ["dropped without a verdict"]
+
+    run(main())
+
+
+def test_a_plain_handler_that_is_cancelled_does_not_run_twice_at_the_same_time(
+    run: Run[Any], queue_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[threading.Event] = []
+    results: dict[str, Callable[[], Any]] = {
+        "success": lambda: None,
+        "failed": lambda: Result.FAILED,
+        "an exception": raiser(ValueError("planned")),
+        "the end of a worker": raiser(SystemExit()),
+        "what nobody awaits any more": lambda: asyncio.sleep(0),
+    }
+
+    async def main(result: str) -> None:
+        queue = AsyncPacchettino(queue_dir, interrupted_attempts=1)
+        runs.clear()
+
+        @queue.on_data_received
+        def handle(id: str, data: bytes) -> Any:
+            runs.append(threading.Event())
+            if len(runs) == 1:
+                assert runs[0].wait(30)
+                return results[result]()
+            return None
+
+        id = await queue.send_data("a")
+        task = asyncio.create_task(queue.work(1))
+        await until_true(lambda: runs)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await queue.status(id) is Status.PROCESSING
+        assert await queue.work(1, drain=True) == 0
+        runs[0].set()
+        with Pacchettino(queue_dir) as other:
+            await until_true(lambda: other.status(id) is not Status.PROCESSING)
+        if result in ("the end of a worker", "what nobody awaits any more"):
+            assert await queue.status(id) is Status.QUEUED
+            assert await queue.work(1, drain=True) == 1
+            assert [attempt.ended for attempt in await queue.history(id)] == ["interrupted"]
+            assert await queue.status(id) is Status.SUCCESS
+        else:
+            assert await queue.status(id) is (Status.SUCCESS if result == "success" else Status.FAILED)
+            assert len(runs) == 1
+
+    for result in results:
+        run(main(result))
+    assert [record for record in caplog.records if not record.name.startswith("pacchettino")] == []
+
+
 def test_a_worker_whose_handler_is_cancelled_goes_on(run: Run[Any], aqueue: AsyncPacchettino) -> None:
     async def main() -> None:
         ids = await aqueue.send_many(["cancelled", "stray", "fine"])
@@ -829,6 +1047,10 @@ def test_a_worker_whose_handler_is_cancelled_goes_on(run: Run[Any], aqueue: Asyn
 # Handlers
 
 
+class Odd(BaseException):
+    """As the timeouts of some libraries are, and a panic in an extension that is written in Rust."""
+
+
 def outcomes() -> dict[str, tuple[Callable[[], Any], Status]]:
     def throw(error: BaseException) -> Any:
         raise error
@@ -844,6 +1066,9 @@ def outcomes() -> dict[str, tuple[Callable[[], Any], Status]]:
         "Retry": (lambda: throw(Retry(1000, "again")), Status.SCHEDULED),
         "Fail": (lambda: throw(Fail("never")), Status.FAILED),
         "StopIteration": (lambda: throw(StopIteration("planned")), Status.FAILED),
+        "a CancelledError of a library": (lambda: throw(asyncio.CancelledError("planned")), Status.FAILED),
+        "an exception that is no Exception": (lambda: throw(Odd("planned")), Status.FAILED),
+        "a group of such": (lambda: throw(BaseExceptionGroup("planned", [Odd()])), Status.FAILED),
         "a verdict through current_job": (lambda: current_job().fail("told"), Status.FAILED),
         "a verdict, then an exception": (lambda: (current_job().succeed(), throw(ValueError())), Status.SUCCESS),
     }
@@ -855,6 +1080,8 @@ def outcomes() -> dict[str, tuple[Callable[[], Any], Status]]:
         *((outcome, kind, "receive_one") for outcome in outcomes() for kind in ("async", "plain")),
         *(("FAILED", kind, "work") for kind in ("async", "plain", "plain, awaitable", "callable", "partial")),
         *(("an exception", "async", call) for call in ("receive", "work")),
+        *(("an exception that is no Exception", kind, "work") for kind in ("async", "plain")),
+        *(("a CancelledError of a library", kind, "work") for kind in ("async", "plain")),
     ],
 )
 def test_what_a_handler_says_decides(run: Run[Any], queue_dir: Path, outcome: str, kind: str, call: str) -> None:
@@ -898,6 +1125,68 @@ def test_what_a_handler_says_decides(run: Run[Any], queue_dir: Path, outcome: st
         assert (threads == [threading.main_thread()]) is (kind != "plain")
         with pytest.raises(RuntimeError, match="no job"):
             current_job()
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+@pytest.mark.parametrize("error", ["SystemExit(7)", "KeyboardInterrupt()"])
+def test_what_ends_a_program_ends_it_also_in_a_handler(
+    asyncio_peer: Peer, queue: Pacchettino, kind: str, error: str
+) -> None:
+    id, later = queue.send_data("a"), queue.send_data("b", delay=3600)
+    assert (
+        asyncio_peer(f"""
+        @aqueue.on_data_received
+        {"async " if kind == "async" else ""}def handle(id, data):
+            raise {error}
+
+        try:
+            raised = run(aqueue.work(2))
+        except BaseException as error:
+            raised = error
+        repr(raised)
+    """)
+        == error
+    )
+    assert queue.status(id) is Status.INTERRUPTED
+    assert queue.history(id)[0].reason.startswith(error.partition("(")[0])
+    assert queue.status(later) is Status.SCHEDULED
+
+
+def test_an_earlier_cancellation_of_the_task_is_not_taken_for_one_of_the_handler(
+    run: Run[Any], aqueue: AsyncPacchettino
+) -> None:
+    @aqueue.on_data_received
+    async def handle(id: str, data: bytes) -> None:
+        if data == b"stray":
+            raise asyncio.CancelledError("planned")
+        begun.set()
+        await asyncio.Event().wait()
+
+    begun = asyncio.Event()
+
+    async def goes_on_when_cancelled() -> None:
+        with suppress(asyncio.CancelledError):
+            waiting.set()
+            await asyncio.Event().wait()
+        assert await aqueue.receive_one()
+        await aqueue.send_data("cancelled")
+        assert await aqueue.receive_one()
+
+    waiting = asyncio.Event()
+
+    async def main() -> None:
+        id = await aqueue.send_data("stray")
+        task = asyncio.create_task(goes_on_when_cancelled())
+        await waiting.wait()
+        task.cancel()
+        await begun.wait()
+        assert await aqueue.status(id) is Status.FAILED
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert await aqueue.count_interrupted() == 1
 
     run(main())
 
@@ -1214,39 +1503,182 @@ with asyncio.Runner(loop_factory={loop_factory}) as runner:
 
 
 @pytest.mark.needs("signals")
-def test_one_signal_ends_all_that_work_and_the_handlers_of_others_are_as_before(asyncio_peer: Peer) -> None:
+def test_two_signals_end_it_also_while_its_workers_are_made(asyncio_peer: Peer, queue: Pacchettino) -> None:
+    asyncio_peer("aqueue.on_data_received(lambda id, data: None); None")
+    id = queue.send_data("a")
+    assert (
+        asyncio_peer("""
+        made = []
+
+        def make(loop, coroutine, **more):
+            made.append(coroutine)
+            if len(made) in (50, 60):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return asyncio.Task(coroutine, loop=loop, **more)
+
+        async def main():
+            asyncio.get_running_loop().set_task_factory(make)
+            await aqueue.work(100)
+
+        try:
+            run(main())
+        except BaseException as error:
+            raised = repr(error)
+        raised
+    """)
+        == "SystemExit(143)"
+    )
+    assert queue.status(id) is Status.QUEUED
+
+
+@pytest.mark.needs("signals")
+def test_one_signal_ends_all_that_work_and_the_handlers_of_others_stay(asyncio_peer: Peer) -> None:
     asyncio_peer("""
         other = AsyncPacchettino(queue.base_dir.with_name("other"))
         for each in (aqueue, other):
             each.on_data_received(lambda id, data: None)
         mine = []
 
+        async def taken(what):
+            while mine != [what]:
+                await asyncio.sleep(0)
+            mine.clear()
+
         async def main():
             loop = asyncio.get_running_loop()
-            signal.signal(signal.SIGINT, lambda number, frame: mine.append("signal"))
-            loop.add_signal_handler(signal.SIGUSR1, mine.append, "loop")
+            before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
             works = [asyncio.create_task(each.work()) for each in (aqueue, other)]
-            await asyncio.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGINT)
-            assert await asyncio.gather(*works) == [0, 0]
-            assert mine == []
-            os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(0.01)
-            assert mine == ["signal"]
-            # One that was set by means of the loop.
-            loop.add_signal_handler(signal.SIGTERM, mine.append, "SIGTERM")
-            work = asyncio.create_task(aqueue.work())
-            await asyncio.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGINT)
-            await work
+            while signal.getsignal(signal.SIGTERM) == before[0]:
+                await asyncio.sleep(0)
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGUSR1)
-            await asyncio.sleep(0.05)
-            assert mine == ["signal", "SIGTERM", "loop"], mine
+            assert await asyncio.gather(*works) == [0, 0]
+            assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+            # Handlers of the application get their signals, however they were set; `work` goes on.
+            signal.signal(signal.SIGINT, lambda number, frame: mine.append("SIGINT"))
+            loop.add_signal_handler(signal.SIGTERM, mine.append, "SIGTERM")
+            works = [asyncio.create_task(each.work()) for each in (aqueue, other)]
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+                await aqueue.send_data("a")
+                while await aqueue.count_all() > await aqueue.count_successful():
+                    await asyncio.sleep(0)
+                os.kill(os.getpid(), number)
+                await taken(number.name)
+
+            # The others are still taken, also by one that begins when the application has given up its own handler.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            works.append(asyncio.create_task(other.work()))
+            while signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+                await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.gather(*works)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await taken("SIGTERM")
 
         run(main())
     """)
+
+
+@pytest.mark.needs("signals")
+def test_without_signals_a_program_ends_as_it_does_by_default(queue: Pacchettino, asyncio_peer: Peer) -> None:
+    id = queue.send_data("a")
+    asyncio_peer.begin("""
+        @aqueue.on_data_received
+        async def handle(id, data):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(60)
+
+        run(aqueue.work(signals=False))
+    """)
+    asyncio_peer.wait()
+    asyncio_peer.reap()
+    assert asyncio_peer._process.returncode == -signal.SIGTERM
+    assert queue.claim() is None
+    assert queue.status(id) is Status.INTERRUPTED
+
+
+# The guide's application, with a handler that waits for the test.
+SERVED = """
+import asyncio
+import warnings
+from pathlib import Path
+
+from app import app, queue
+
+warnings.simplefilter("ignore")
+stop = queue.stop
+
+
+@queue.on_data_received
+async def handle(id, data):
+    Path("begun").touch()
+    while not Path("go").exists():
+        await asyncio.sleep(0.005)
+
+
+def stop_and_say_so():
+    stop()
+    Path("stopped").touch()
+
+
+queue.stop = stop_and_say_so
+"""
+
+
+def order(server: Path) -> bool:
+    """Send a job through a web server. Returns whether the server is there."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(server))
+        except OSError:
+            return False
+        connection.sendall(b"POST /orders HTTP/1.0\r\nContent-Length: 1\r\n\r\na")
+        assert connection.makefile("rb").readline().split()[1] == b"202"
+        return True
+
+
+SERVERS = {
+    "uvicorn": ["-m", "uvicorn", "--uds=socket", "--no-access-log", "served:app"],
+    "gunicorn": ["-m", "gunicorn", "--bind=unix:socket", "--no-control-socket", "served:app", "--worker-class"],
+}
+
+
+@pytest.mark.needs("signals")
+@pytest.mark.parametrize(
+    "server",
+    [
+        [*SERVERS["uvicorn"], "--loop=asyncio"],
+        [*SERVERS["uvicorn"], "--loop=uvloop"],
+        [*SERVERS["gunicorn"], "uvicorn_worker.UvicornWorker"],
+        [*SERVERS["gunicorn"], "asgi"],
+    ],
+    ids=["uvicorn", "uvicorn-uvloop", "gunicorn-uvicorn", "gunicorn"],
+)
+def test_a_web_server_gets_its_signals_and_ends_after_the_jobs_in_progress(quick_dir: Path, server: list[str]) -> None:
+    app = re.search(r'```python title="app.py"\n(.*?)^```', GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert app is not None
+    (quick_dir / "app.py").write_text(app[1])
+    (quick_dir / "served.py").write_text(SERVED)
+    with (
+        (quick_dir / "log").open("w") as log,
+        subprocess.Popen([sys.executable, *server], cwd=quick_dir, stdout=log, stderr=log, process_group=0) as process,
+        Pacchettino(quick_dir / "queue") as queue,
+    ):
+        try:
+            until(lambda: order(quick_dir / "socket") or process.poll() is not None)
+            until((quick_dir / "begun").exists)
+            process.terminate()
+            until((quick_dir / "stopped").exists)
+            later = queue.send_data("later")
+            (quick_dir / "go").touch()
+            process.wait(PATIENCE)
+        finally:
+            with suppress(ProcessLookupError):  # also the workers of a server that did not end
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode in (0, -signal.SIGTERM), (quick_dir / "log").read_text()
+        assert [job.status for job in queue.jobs(Status.SUCCESS)] == [Status.SUCCESS]
+        assert queue.status(later) is Status.QUEUED
+        assert queue.count_all() == 2
 
 
 @pytest.mark.needs("signals", "fork")

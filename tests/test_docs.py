@@ -189,7 +189,7 @@ def test_each_block_of_a_page_runs(page: Path, quick_dir: Path) -> None:
 
 
 def test_what_is_not_run_says_why_and_files_that_are_shown_are_used() -> None:
-    known = re.compile(r"|not run: .{10,}|run by tests/test_readme\.py|in another terminal|(the other )?prints")
+    known = re.compile(r"|not run: .{10,}|run by tests/test_(readme|aio)\.py|in another terminal|(the other )?prints")
     for page in PAGES:
         found = blocks(page)
         assert [block.where for block in found if not known.fullmatch(block.note)] == []

@@ -6,7 +6,6 @@ import asyncio
 import math
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -115,8 +114,10 @@ class Waits:
                 line.news.set()
 
 
-async def ended(running: Future[Any]) -> None:
-    """Wait for what runs in a thread, in a task that is cancelled, however often."""
-    while not running.done():
+async def ended(waiting: asyncio.Future[Any]) -> None:
+    """Wait for a call in a thread, in a task that is cancelled, however often."""
+    while not waiting.done():
         with suppress(asyncio.CancelledError):
-            await asyncio.wait([asyncio.wrap_future(running)])
+            await asyncio.wait([waiting])
+    if not waiting.cancelled():
+        waiting.exception()  # asyncio logs an error that nobody has looked at

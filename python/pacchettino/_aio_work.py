@@ -37,7 +37,7 @@ class Run:
             running = self._workers
             while running:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                if any(worker.exception() for worker in done):
+                if any(_raised(worker) for worker in done):
                     self._end()
         except asyncio.CancelledError:
             self._leave()
@@ -48,8 +48,9 @@ class Run:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-        for worker in self._workers:
-            worker.result()
+        for error in map(_raised, self._workers):
+            if error is not None:
+                raise error
         if not self._is_leaving:
             return self.handled
         if self._signal is None:
@@ -111,7 +112,7 @@ class Run:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Have it ended by signals meanwhile, if this is the thread that gets them."""
+        """End it when a signal arrives meanwhile. Only the main thread gets signals."""
         if threading.current_thread() is threading.main_thread():
             _connect(self)
         try:
@@ -134,8 +135,13 @@ class Run:
             self._leave()
 
 
-# Not `loop.add_signal_handler`: what somebody else had set by that can't be found out, and so not be put back. A
-# handler of `signal.signal` wakes the loop as well, and several runs can share it.
+def _raised(worker: asyncio.Task[None]) -> BaseException | None:
+    """Return what a worker raised. One that was cancelled before it began, by a second signal, raised nothing."""
+    return None if worker.cancelled() else worker.exception()
+
+
+# Not `loop.add_signal_handler`: it would replace the handler that the application has set in this way, which cannot be
+# read, and so not be put back. A handler of `signal.signal` wakes the loop as well, and several runs can share it.
 
 _signalled: weakref.WeakSet[Run] = weakref.WeakSet()
 _signals: Signals | None = None
@@ -147,7 +153,8 @@ def _connect(run: Run) -> None:
     if _signals is None or os.getpid() != _process:
         _signalled.clear()  # in a forked child they are copies
         _process = os.getpid()
-        _signals = Signals(_hand_on).__enter__()
+        _signals = Signals(_hand_on, only_default=True)
+    _signals.take()  # also for a second run: the application may have given up its own handlers since the first
     _signalled.add(run)
 
 

@@ -23,11 +23,11 @@ class Queue:
         cls,
         base: str | os.PathLike[str],
         keep: int,
-        durable: bool,
         by_pid: bool,
         max_queued: int | None,
         min_free: int,
     ) -> Queue: ...
+    def ensure_open(self) -> None: ...
     @property
     def base(self) -> str: ...
     durable: bool

@@ -202,18 +202,28 @@ class Job:
         raise TypeError("a Job can't be copied or pickled: it is this process's claim")
 
     def __del__(self) -> None:
+        if self._is_unsettled():
+            warn_of_drop(self, self.id)
+            self._interrupt_dropped()
+
+    def _is_unsettled(self) -> bool:
         claim = getattr(self, "_claim", None)
-        if claim is not None and claim.is_ours and not claim.is_settled:
-            warnings.warn(
-                f"job {claim.id} was dropped without a verdict; it is interrupted",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
-            self._settle(partial(claim.interrupt, "dropped without a verdict"))
+        return claim is not None and claim.is_ours and not claim.is_settled
+
+    def _interrupt_dropped(self) -> None:
+        try:
+            self._settle(partial(self._claim.interrupt, "dropped without a verdict"))
+        except OSError as error:
+            logger.error("job %s could not be settled: %s", self.id, error, extra=about(self._claim))
 
     def __repr__(self) -> str:
         return f"<Job {self.entry!r}>"
+
+
+def warn_of_drop(job: object, id: str) -> None:
+    """Warn of a job that is deleted without a result, at the place where that happens."""
+    message = f"job {id} was dropped without a verdict; it is interrupted"
+    warnings.warn(message, ResourceWarning, source=job, stacklevel=3)
 
 
 Hook: TypeAlias = Callable[[Job, str, float], object]

@@ -133,13 +133,17 @@ class Pacchettino:
         self._core = _core.Queue(
             _path(base_dir, "base_dir"),
             int(self._keep_policy),
-            bool(durable),
             by_pid,
             self._max_queued,
             self._min_free,
         )
         self._core.set_put_back(self._interrupted_attempts, _NO_LIMIT if most is None else most)
         self._works: set[Work] = set()
+        self._open(bool(durable))
+
+    def _open(self, durable: bool) -> None:
+        self._core.ensure_open()
+        self._core.durable = durable
 
     # Settings
 
@@ -582,10 +586,14 @@ class Pacchettino:
         self._core.resume()
         logger.info("%s: resumed", self.base_dir)
 
+    def is_paused(self) -> bool:
+        """Return whether the queue is paused at this moment, by any process."""
+        return self._core.is_paused()
+
     @property
     def paused(self) -> bool:
-        """Whether the queue is paused at this moment, by whomever."""
-        return self._core.is_paused()
+        """The same as `is_paused()`."""
+        return self.is_paused()
 
     def cancel(self, id: str) -> bool:
         """Delete a job that waits or is scheduled. Returns whether there was one.

@@ -19,6 +19,10 @@ RetryDelay: TypeAlias = Duration | Callable[[int], Duration]
 """How long a job waits before it is tried again: always the same, or by the number of the attempt that just ended."""
 
 
+ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What a handler raises to end its worker. Its job is interrupted; any other exception fails the job, or retries it."""
+
+
 class Retry(Exception):
     """Raised by a handler: the job is to be tried again, after `delay` (the queue's `retry_delay` if `None`)."""
 

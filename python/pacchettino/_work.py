@@ -36,11 +36,13 @@ LAST_SECONDS = 5
 class Signals:
     """SIGINT and SIGTERM, taken for a while: `handle` is called with the number of each that this process gets.
 
-    What is ignored stays so. Where that can't be, since it is not the main thread, none is taken.
+    What is ignored stays so. Where that can't be, since it is not the main thread, none is taken. With `only_default`
+    the application's own handlers stay as well.
     """
 
-    def __init__(self, handle: Callable[[int], None]) -> None:
+    def __init__(self, handle: Callable[[int], None], *, only_default: bool = False) -> None:
         self._handle: Callable[[int], None] | None = handle
+        self._only_default = only_default
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
 
@@ -50,13 +52,18 @@ class Signals:
         return next(iter(self._before), None)
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before = signal.getsignal(number)
-                if before not in (signal.SIG_IGN, None):
-                    self._before[number] = before
-                    signal.signal(number, self._take)
+        self.take()
         return self
+
+    def take(self) -> None:
+        """Take those that are not taken yet."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.getsignal(number)
+            if before not in (signal.SIG_IGN, None, self._take) and (is_default(before) or not self._only_default):
+                self._before[number] = before
+                signal.signal(number, self._take)
 
     def __exit__(self, *_: object) -> None:
         self._handle = None  # also so that who handles is not kept by what it keeps
@@ -71,6 +78,17 @@ class Signals:
             signal.raise_signal(number)
         else:
             self._handle(number)
+
+
+def is_default(handler: object) -> bool:
+    """Return whether a signal's handler comes from the system or from Python, and not from the application.
+
+    The handler that `asyncio.run` sets for SIGINT comes from Python: it cancels the main task.
+    """
+    method = getattr(handler, "func", None)  # of the `partial` that asyncio makes
+    return handler in (signal.SIG_DFL, signal.default_int_handler) or (
+        getattr(method, "__module__", None) == "asyncio.runners"
+    )
 
 
 class Work:

@@ -23,9 +23,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -35,10 +35,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias,
 from pacchettino import _core, _types
 from pacchettino._aio_wait import Glance, Waits, ended
 from pacchettino._aio_work import Run
-from pacchettino._job import Hook, Job, current
+from pacchettino._job import Handling, Hook, Job, current, warn_of_drop
 from pacchettino._limits import next_look, wait_for_room
 from pacchettino._queue import Pacchettino, check_arguments, timeout_seconds
-from pacchettino._retry import RetryDelay
+from pacchettino._retry import ENDS, RetryDelay
 from pacchettino._stats import Stats
 from pacchettino._telling import about, logger, tell_taken
 from pacchettino._types import (
@@ -74,10 +74,11 @@ THREADS = 16
 class AsyncPacchettino:
     """A queue for asyncio: `Pacchettino` with methods to be awaited, and `async def` handlers.
 
-    What reads or writes the disk is done by a few threads, never by the event loop, and is awaited also where
-    `Pacchettino` has a property (`await queue.paused`). A call that has begun can't be stopped: cancelled, it is
-    waited for all the same, so that nothing goes on behind the caller's back. A wait holds no thread: where the
-    kernel tells of new jobs (Linux) the loop watches a descriptor, elsewhere it looks every 50 ms.
+    A few threads read and write the disk, the event loop never does. For this reason the constructor makes no directory
+    where an event loop runs in its thread: the first call makes them, and raises what `Pacchettino` raises. A call that
+    has begun cannot be stopped: if its task is cancelled, the task waits for the call all the same, and nothing goes on
+    behind its back. A wait uses no thread: where the kernel reports new jobs (Linux), the loop watches a descriptor,
+    elsewhere it looks every 50 ms.
 
     Any number of tasks may use one instance, also those of other event loops in other threads. After a fork the child
     can use it in a loop of its own.
@@ -105,7 +106,7 @@ class AsyncPacchettino:
         max_queued: int | None = None,
         min_free: int = 0,
     ) -> None:
-        self._queue = Pacchettino(
+        self._queue = _Blocking(
             base_dir,
             keep_policy,
             durable=durable,
@@ -143,7 +144,7 @@ class AsyncPacchettino:
 
     @property
     def durable(self) -> bool:
-        """Whether every change of state is flushed to the disk before anybody is told of it. Can be set."""
+        """Whether every change of state is flushed to the disk before a call returns. Can be set, for later calls."""
         return self._queue.durable
 
     @durable.setter
@@ -309,13 +310,29 @@ class AsyncPacchettino:
         take = partial(self._next, 0.0 if drain else None, fifo, data, file, self._with_data)
         return _Stream(self, _count(concurrency), take)
 
-    async def work(self, concurrency: int = 10, *, drain: bool = False, grace: Duration | None = None) -> int:
-        """Run handlers, up to so many at a time, until stopped; with `drain` until no job waits. Returns how many ran.
+    async def work(
+        self,
+        concurrency: int = 10,
+        *,
+        drain: bool = False,
+        grace: Duration | None = None,
+        signals: bool = True,
+    ) -> int:
+        """Run handlers, up to `concurrency` at a time, until stopped; with `drain` until no job waits.
 
-        The first SIGTERM or SIGINT (if this is the main thread), or `stop`: those that run come to their end, and it
-        returns. The second, or `grace` seconds after the first: they are cancelled, and their jobs are interrupted. The
-        same happens when the task is cancelled. A plain function that runs in a thread can't be cancelled, and is left
-        to itself; its job is interrupted. The handlers of signals are put back as they were.
+        Returns how many ran. There are three ways to stop it:
+
+        - The first SIGTERM or SIGINT. This works in the main thread, for a signal that has the default handler of
+          Python or of the system. Where the application has a handler of its own, as each web server has, that handler
+          stays; the application then calls `stop` or cancels the task. `signals=False` leaves all handlers alone.
+        - `stop`.
+        - Cancellation of the task.
+
+        After the first two the jobs in progress are finished, and no other job is claimed. After a second signal, after
+        `grace` seconds, and at once if the task is cancelled, handlers are cancelled and their jobs are interrupted. A
+        plain function cannot be cancelled and goes on in its thread. Its job is interrupted all the same; but with
+        `interrupted_attempts` the job stays claimed until the function returns, and is settled by its result then: so
+        it never runs twice at the same time. The handlers of signals are restored at the end.
 
         Raises:
             RuntimeError: There is no handler.
@@ -329,7 +346,7 @@ class AsyncPacchettino:
         run = Run(None if grace is None else finite_seconds(grace, "grace"))
         self._runs.add(run)
         try:
-            with run.signals():
+            with run.signals() if signals else nullcontext():
                 return await run.all(partial(self._work, run, bool(drain), data, file), many)
         finally:
             self._runs.discard(run)
@@ -362,29 +379,49 @@ class AsyncPacchettino:
         return await Waits.here(self._waits).next(look, (data, file), wait)
 
     async def _handle(self, claimed: _Claimed) -> None:
-        """Run the handler of a claimed job and settle it by what the handler says."""
-        claim, arguments = claimed
-        if arguments is None:
-            return  # it could not be read, and has its verdict
-        queue, handler = self._queue, self._on_data if claim.name is None else self._on_file
-        assert handler is not None
-        handling, outer = [claim, queue], current.get()
-        current.set(handling)
+        """Run the handler of a claimed job and settle the job by its result."""
+        if claimed.arguments is None:
+            return  # it could not be read, and is settled
+        outer = current.get()
         try:
-            claim.begin()
-            returned = await _call(handler, arguments)
-            verdict = queue._judge(claim, handler, returned)
-        except GeneratorExit:
-            raise  # the loop is gone: nothing can be awaited. The claim, dropped, interrupts its job
-        except BaseException as error:
-            if not isinstance(error, Exception) and not _is_strayed(error):
-                await self._in_thread(partial(queue._interrupt, handling, error), is_sure=True)
-                raise
-            verdict = queue._verdict_on(claim, error)
+            settle = await self._run(claimed.claim, claimed.arguments)
         finally:
             current.set(outer)
-        give = partial(queue._settle_by, claim, verdict)
-        await self._in_thread(partial(queue._settle, handling, give), is_sure=True)
+        await self._in_thread(settle, is_sure=True)
+
+    async def _run(self, claim: _core.Claim, arguments: tuple[Any, ...]) -> Callable[[], None]:
+        """Run the handler. Returns what settles the job by its result: that is for a thread, since it uses the disk."""
+        queue, handler = self._queue, self._on_data if claim.name is None else self._on_file
+        assert handler is not None
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled = task.cancelling()
+        handling: Handling = [claim, queue]
+        current.set(handling)
+        settle = partial(self._settle, handling, handler)
+        in_thread: Future[object] | None = None
+        try:
+            claim.begin()
+            if _is_async(handler):
+                returned: object = handler(*arguments)
+            else:
+                in_thread = _in_a_thread_of_its_own(partial(handler, *arguments))
+                returned = await asyncio.wrap_future(in_thread)
+            if inspect.isawaitable(returned):
+                returned = await returned
+            return partial(contextvars.copy_context().run, settle, returned, None)
+        except BaseException as error:
+            # A library raises CancelledError as well, where something was cancelled that the handler awaited.
+            is_cancelled = isinstance(error, asyncio.CancelledError) and task.cancelling() > cancelled
+            if not is_cancelled and not isinstance(error, ENDS):
+                return partial(contextvars.copy_context().run, settle, None, error)
+            if in_thread is not None and not in_thread.done() and queue.interrupted_attempts:
+                # The function goes on in its thread. If its job was put back now, it would run twice at the same time.
+                in_thread.add_done_callback(partial(self._settle_left, handling, handler))
+            elif not isinstance(error, GeneratorExit):
+                await self._in_thread(partial(queue._interrupt, handling, error), is_sure=True)
+            # Else the loop is gone, and nothing can be awaited: the claim is dropped, and interrupts its job.
+            raise
 
     async def _work(self, run: Run, drain: bool, data: bool, file: bool) -> None:
         """Handle one job after the other. To drain is over when no worker has a job in hand, which may send others."""
@@ -489,10 +526,14 @@ class AsyncPacchettino:
         """End a pause."""
         await self._in_thread(self._queue.resume)
 
+    async def is_paused(self) -> bool:
+        """Return whether the queue is paused at this moment, by any process."""
+        return await self._in_thread(self._queue.is_paused)
+
     @property
-    def paused(self) -> Awaitable[bool]:
-        """Whether the queue is paused at this moment, by whomever: `await queue.paused`."""
-        return self._in_thread(lambda: self._queue.paused)
+    def paused(self) -> NoReturn:
+        """Not available: the answer is on the disk. Use `await queue.is_paused()`."""
+        raise AttributeError("AsyncPacchettino has no `paused`; use `await queue.is_paused()`")
 
     async def cancel(self, id: str) -> bool:
         """Delete a job that waits or is scheduled, as `Pacchettino.cancel`. Returns whether there was one."""
@@ -515,11 +556,11 @@ class AsyncPacchettino:
     async def close(self) -> None:
         """End the waits of this instance and let go of what it holds, as `Pacchettino.close`.
 
-        Jobs in hand can be finished. Not needed for safety.
+        Jobs in progress can be finished, also those of event loops in other threads. Not needed for safety.
         """
-        await self._in_thread(self._queue.close)
         for run in self._running():
             run.end()
+        await self._in_thread(self._queue.close)
         threads = self._threads.pop(os.getpid(), None)
         if threads is not None:
             threads.shutdown(wait=False)
@@ -557,21 +598,52 @@ class AsyncPacchettino:
         running = self._start(call)
         waiting = asyncio.wrap_future(running)
         try:
-            return await (asyncio.shield(waiting) if is_sure else waiting)
-        except asyncio.CancelledError:
-            await ended(running)
-            if undo is not None and not running.cancelled() and running.exception() is None:
-                await ended(self._start(partial(undo, running.result())))
+            if not is_sure:
+                return await waiting
+            await asyncio.wait([waiting])  # whose cancellation does not reach the call
+            return waiting.result()
+        except asyncio.CancelledError as cancelled:
+            if waiting.cancelled():
+                waiting = asyncio.wrap_future(running)
+            await ended(waiting)
+            error = None if waiting.cancelled() else waiting.exception()
+            if error is not None:
+                raise cancelled from error
+            if undo is not None and not waiting.cancelled():
+                await ended(asyncio.wrap_future(self._start(partial(undo, waiting.result()))))
             raise
 
     def _start(self, call: Callable[[], T]) -> Future[T]:
+        if not self._queue._is_prepared:
+            call = partial(self._prepared, call)
         process = os.getpid()  # in a forked child there are no threads
-        threads = self._threads.get(process)
-        if threads is None:
-            threads = self._threads.setdefault(process, ThreadPoolExecutor(THREADS, "pacchettino"))
-        return threads.submit(call)
+        while True:
+            threads = self._threads.get(process)
+            if threads is None:
+                threads = self._threads.setdefault(process, ThreadPoolExecutor(THREADS, "pacchettino"))
+            try:
+                return threads.submit(call)
+            except RuntimeError:
+                # Another thread has closed the queue in between. Jobs in progress must still be settled.
+                if self._threads.get(process) is threads:
+                    raise  # the interpreter ends
+
+    def _drop(self, job: Job, room: _Room | None) -> None:
+        """Have a thread interrupt a job that was dropped."""
+
+        def interrupt() -> None:
+            job._interrupt_dropped()
+            if room is not None:
+                room.release_anywhere()
+
+        with suppress(RuntimeError):  # the interpreter ends: `Job` does it
+            self._start(interrupt)
 
     # In a thread
+
+    def _prepared(self, call: Callable[[], T]) -> T:
+        self._queue._prepare()
+        return call()
 
     @contextmanager
     def _logging(self) -> Iterator[None]:
@@ -580,6 +652,26 @@ class AsyncPacchettino:
         finally:
             if self._queue._core.has_notices:
                 self._queue._log_notices()
+
+    def _settle(self, handling: Handling, handler: object, returned: object, error: BaseException | None) -> None:
+        """Settle a job by what its handler returned or raised."""
+        queue, claim = self._queue, handling[0]
+        verdict = queue._judge(claim, handler, returned) if error is None else queue._verdict_on(claim, error)
+        queue._settle(handling, partial(queue._settle_by, claim, verdict))
+
+    def _settle_left(self, handling: Handling, handler: object, done: Future[object]) -> None:
+        """Settle the job of a function that has gone on in its thread after its task was cancelled."""
+        error = done.exception()
+        returned = None if error else done.result()
+        if inspect.isawaitable(returned):
+            if inspect.iscoroutine(returned):
+                returned.close()
+            error = asyncio.CancelledError("there is no task any more that could await what the handler returned")
+            self._queue._interrupt(handling, error)
+        elif isinstance(error, ENDS):
+            self._queue._interrupt(handling, error)
+        else:
+            self._settle(handling, handler, returned, error)
 
     def _start_pass(self, fifo: bool | None, data: bool, file: bool) -> _core.Pass:
         with self._logging():
@@ -641,16 +733,44 @@ class AsyncPacchettino:
         return data, file
 
 
+class _Blocking(Pacchettino):
+    """The queue below. In an event loop, its constructor and its settings leave the disk to the next call."""
+
+    def _open(self, durable: bool) -> None:
+        if not _is_in_loop():
+            self._core.ensure_open()
+        self.durable = durable
+
+    @property
+    def durable(self) -> bool:
+        return self._wanted_durable
+
+    @durable.setter
+    def durable(self, value: bool) -> None:
+        if not _is_in_loop():
+            self._core.durable = bool(value)
+        self._wanted_durable = bool(value)
+
+    @property
+    def _is_prepared(self) -> bool:
+        return self._core.durable is self._wanted_durable
+
+    def _prepare(self) -> None:
+        """Do what a setting has left undone: the queue's directories may have to be flushed."""
+        self._core.durable = self._wanted_durable
+
+
 class AsyncJob:
     """A job that this process has claimed: `Job` with verdicts to be awaited, and `async with`.
 
     Also its `data` and `attempt` are awaited. Cancelled, an `async with` interrupts the job.
     """
 
-    __slots__ = ("_job", "_queue", "_room")
+    __slots__ = ("_job", "_loop", "_queue", "_room")
 
     def __init__(self, claimed: _Claimed, queue: AsyncPacchettino, room: _Room | None = None) -> None:
         self._room = room
+        self._loop = asyncio.get_running_loop()
         self._queue = queue
         self._job = Job(claimed.claim, queue._queue)
         if claimed.arguments:
@@ -684,12 +804,12 @@ class AsyncJob:
     @property
     def data(self) -> Awaitable[bytes]:
         """The job's bytes, a file's too: `await job.data`. Otherwise as `Job.data`."""
-        return self._read()
+        return _Awaited("data", self._read)
 
     @property
     def attempt(self) -> Awaitable[int]:
         """Which attempt at the job this is, from 1: `await job.attempt`. Otherwise as `Job.attempt`."""
-        return self._queue._in_thread(lambda: self._job.attempt)
+        return _Awaited("attempt", lambda: self._queue._in_thread(lambda: self._job.attempt))
 
     @property
     def sent_at(self) -> datetime:
@@ -736,13 +856,36 @@ class AsyncJob:
         raise TypeError("an AsyncJob can't be copied or pickled: it is this process's claim")
 
     def __del__(self) -> None:
-        # The job warns of it, if there is no verdict.
-        room: _Room | None = getattr(self, "_room", None)
-        if room is not None:
-            room.release_anywhere()
+        job: Job | None = getattr(self, "_job", None)
+        if job is None:
+            return
+        if job._is_unsettled():
+            # By the loop, since the garbage collector may be here in the middle of a call to the pool of threads.
+            with suppress(RuntimeError):  # the loop is closed: `Job` does it
+                self._loop.call_soon_threadsafe(self._queue._drop, job, self._room)
+                warn_of_drop(self, job.id)
+        elif self._room is not None:
+            self._room.release_anywhere()
 
     def __repr__(self) -> str:
         return f"<AsyncJob {self.entry!r}>"
+
+
+class _Awaited(Awaitable[T]):
+    """A property that reads the disk. It raises where it is used without `await`: it would pass for its value there."""
+
+    def __init__(self, name: str, read: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._name = name
+        self._read = read
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._read().__await__()
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(f"`job.{self._name}` must be awaited: write `await job.{self._name}`")
+
+    __bool__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __len__ = __str__ = __format__ = _refuse
+    __hash__ = object.__hash__  # `asyncio.gather` needs it
 
 
 class _Claimed(NamedTuple):
@@ -793,23 +936,20 @@ class _Stream:
         return AsyncJob(claimed, self._queue, room)
 
 
-def _is_strayed(error: BaseException) -> bool:
-    """Whether it is a cancellation that is not this task's: of something that the handler awaited."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and not task.cancelling()
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
-async def _call(handler: DataHandler | FileHandler, arguments: tuple[Any, ...]) -> object:
-    called: Callable[[], object] = partial(handler, *arguments)
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-        returned = called()
-    else:
-        returned = await _in_a_thread_of_its_own(called)
-    return await returned if inspect.isawaitable(returned) else returned
+def _is_async(handler: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
-async def _in_a_thread_of_its_own(call: Callable[[], object]) -> object:
-    """Run what may take long, and what nobody can stop: it is in no other's way, nor in that of the program's end."""
+def _in_a_thread_of_its_own(call: Callable[[], object]) -> Future[object]:
+    """Run a function that may take long and that nobody can stop. It delays no other call, nor the program's end."""
     done: Future[object] = Future()
     done.set_running_or_notify_cancel()
     context = contextvars.copy_context()
@@ -823,7 +963,7 @@ async def _in_a_thread_of_its_own(call: Callable[[], object]) -> object:
             done.set_exception(error)
 
     threading.Thread(target=run, name="pacchettino handler", daemon=True).start()
-    return await asyncio.wrap_future(done)
+    return done
 
 
 def _kinds(kind: object) -> tuple[bool, bool]:

@@ -28,19 +28,14 @@ pub(super) struct Queue(queue::Queue);
 #[pymethods]
 impl Queue {
     #[new]
-    #[pyo3(signature = (base, keep, durable, by_pid, max_queued, min_free))]
-    fn new(
-        py: Python<'_>,
-        base: PathBuf,
-        keep: u8,
-        durable: bool,
-        by_pid: bool,
-        max_queued: Option<u64>,
-        min_free: u64,
-    ) -> PyResult<Self> {
-        let keep = keep_policy(keep)?;
-        let queue = detached(py, || queue::Queue::open(base, keep, durable, detection(by_pid)))?;
+    #[pyo3(signature = (base, keep, by_pid, max_queued, min_free))]
+    fn new(base: PathBuf, keep: u8, by_pid: bool, max_queued: Option<u64>, min_free: u64) -> PyResult<Self> {
+        let queue = queue::Queue::unopened(base, keep_policy(keep)?, detection(by_pid))?;
         Ok(Self(queue.limited(Limits { max_queued, min_free })))
+    }
+
+    fn ensure_open(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(detached(py, || self.0.ensure_open())?)
     }
 
     #[getter]

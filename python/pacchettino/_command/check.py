@@ -140,7 +140,7 @@ def _repair(directory: str, found: _core.Inspection) -> None:
         time.sleep(rest)
         found.look_again()
     try:
-        queue = _core.Queue(directory, int(KeepPolicy.ALL), False, False, None, 0)
+        queue = _core.Queue(directory, int(KeepPolicy.ALL), False, None, 0)
         queue.repair(found)
         queue.close()
     except OSError as error:
