@@ -157,7 +157,7 @@ def look_in_every_way(queue: Pacchettino, ids: list[str]) -> None:
     for fifo in (True, False):
         assert queue.receive_one(fifo=fifo) is False
         assert queue.claim(fifo=fifo) is None
-    assert queue.claim(timeout=0.05) is None
+    assert queue.claim(timeout=0.005) is None
 
 
 def use_as_always(queue: Pacchettino, source: Path) -> None:
@@ -304,7 +304,7 @@ def look_again_and_again(queue: Pacchettino) -> None:
     for _ in range(3):
         queue.receive()
         queue.receive_one()
-        queue.claim(timeout=0.02)
+        queue.claim(timeout=0.002)
         for status in PRESENT:
             list(queue.jobs(status))
         queue.count_all()
