@@ -171,7 +171,7 @@ impl Claim {
     }
 
     /// Gives the verdict. With a durable queue it is on the disk when this returns; if the job is one of a pass, when the
-    /// next [`claim_next`](crate::Queue::claim_next) or [`Pass::end`](crate::Pass::end) does, and before any call
+    /// next [`claim_next`](crate::Queue::claim_next) or [`Consumer::end`](crate::Consumer::end) does, and before any call
     /// shows it. Until then a power cut may leave the job interrupted.
     ///
     /// # Errors

@@ -84,7 +84,7 @@ pub use notice::Notice;
 pub use owner::CrashDetection;
 pub use policy::{KeepPolicy, Outcome, State};
 pub use publish::Transfer;
-pub use queue::{Glance, JobInfo, Jobs, Pass, Queue};
+pub use queue::{Consumer, Glance, JobInfo, Jobs, Queue};
 pub use shared::release_all;
 pub use stats::{HeldJob, Stats, Survey};
 pub use wait::Listener;

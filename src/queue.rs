@@ -112,33 +112,102 @@ impl Iterator for Jobs {
     }
 }
 
-/// The jobs that waited at one moment, each to be tried once.
-pub struct Pass {
-    listing: Listing,
+/// Hands out one job after another ([`Queue::next`]). Between two jobs it keeps what makes the next one cheap: the directory
+/// of the last claim, and the flush of its result, which a `durable` queue's next claim shares.
+pub struct Consumer {
     kinds: Kinds,
     order: Order,
+    source: Source,
     faults: Faults,
-    shared: Arc<Shared>,
-    unflushed: Arc<Unflushed>,
+    /// What it keeps between two jobs; a consumer of a single job keeps nothing.
+    kept: Option<(Arc<Shared>, Arc<Unflushed>)>,
+    /// Whether its last call handed out a job: then the next call need not notice at once that the queue's directory
+    /// was replaced.
+    is_busy: bool,
 }
 
-impl Pass {
-    /// Ends it before there is no job any more. The verdicts on its jobs are on the disk then, if the queue is durable.
-    pub fn end(&self) {
-        // In a forked child all of that is the parent's.
-        if self.shared.is_ours() {
-            self.unflushed.end();
-            self.shared.remove_spares();
+/// Where a consumer's jobs come from.
+enum Source {
+    /// Those that waited when it was made, each tried once.
+    Pass(Listing),
+    /// All that wait, as the threads of this process have listed them.
+    Shared,
+}
+
+impl Consumer {
+    fn new(kinds: Kinds, order: Order, source: Source, shared: Option<&Arc<Shared>>) -> Self {
+        let kept = shared.map(|shared| (Arc::clone(shared), shared.start_pass()));
+        Self { kinds, order, source, faults: Faults::default(), kept, is_busy: false }
+    }
+
+    fn of_one(kinds: Kinds, order: Order) -> Self {
+        Self::new(kinds, order, Source::Shared, None)
+    }
+
+    /// Chooses the kinds of its jobs from now on.
+    pub fn take_only(&mut self, kinds: Kinds) {
+        self.kinds = kinds;
+    }
+
+    /// Ends it before there is no job left. The results of its jobs are on the disk then, if the queue is durable.
+    pub fn end(&mut self) {
+        match self.kept.take() {
+            Some((shared, unflushed)) if shared.is_ours() => {
+                unflushed.end();
+                shared.remove_spares();
+            }
+            inherited => std::mem::forget(inherited), // in a forked child all of that is the parent's
         }
+    }
+
+    /// What a claim of this queue's directories leaves its unfinished settle to.
+    fn unflushed(&mut self, shared: &Arc<Shared>) -> Option<&Arc<Unflushed>> {
+        let (known, _) = self.kept.as_ref().filter(|(known, _)| known.is_ours())?;
+        if !Arc::ptr_eq(known, shared) {
+            self.end(); // the queue's directory was replaced
+            self.kept = Some((Arc::clone(shared), shared.start_pass()));
+        }
+        self.kept.as_ref().map(|(_, unflushed)| unflushed)
+    }
+
+    /// Finishes the last settle, after the flushes of the next claim and before anybody begins with that.
+    fn flush(&self) {
+        if let Some((shared, unflushed)) = &self.kept
+            && shared.is_ours()
+        {
+            unflushed.flush();
+        }
+    }
+
+    fn with_listing<T>(&mut self, shared: &Shared, f: impl FnOnce(&mut Listing) -> T) -> T {
+        match &mut self.source {
+            Source::Pass(listing) => f(listing),
+            Source::Shared => f(&mut shared.listing(self.order)),
+        }
+    }
+
+    /// Takes the next job out of the listing, and says whether others want the same jobs. Of a pass, what is stale is read
+    /// again; the shared listing is read again by who waits (`list_afresh`).
+    fn next_job(&mut self, shared: &Shared) -> Result<Option<(Job, bool)>> {
+        let (kinds, order) = (self.kinds, self.order);
+        if let Source::Pass(listing) = &mut self.source
+            && listing.is_stale(order)
+        {
+            shared.remove_spares(); // this may take its time
+            let mut later = Listing::default();
+            shared.list(&mut later, order)?;
+            listing.keep_only(later);
+        }
+        Ok(self.with_listing(shared, |listing| {
+            let job = (!listing.is_stale(order)).then(|| listing.next(kinds, order)).flatten()?;
+            Some((job, listing.is_crowded()))
+        }))
     }
 }
 
-impl Drop for Pass {
+impl Drop for Consumer {
     fn drop(&mut self) {
         self.end();
-        if !self.shared.is_ours() {
-            std::mem::forget((Arc::clone(&self.shared), Arc::clone(&self.unflushed)));
-        }
     }
 }
 
@@ -444,6 +513,28 @@ impl Queue {
         order: Order,
         timeout: Option<Duration>,
         slice: Duration,
+        go_on: impl FnMut() -> bool,
+    ) -> Result<Option<Claim>> {
+        self.next(&mut Consumer::of_one(kinds, order), timeout, slice, go_on)
+    }
+
+    /// A consumer of all that waits, jobs that are sent later included.
+    ///
+    /// # Errors
+    /// [`Error::Io`]
+    pub fn consumer(&self, order: Order) -> Result<Consumer> {
+        self.healing(Shared::is_open_at, |shared| Ok(Consumer::new(Kinds::ANY, order, Source::Shared, Some(shared))))
+    }
+
+    /// Claims a job for a consumer, or waits for one, as [`claim`](Self::claim) does.
+    ///
+    /// # Errors
+    /// As [`claim`](Self::claim).
+    pub fn next(
+        &self,
+        consumer: &mut Consumer,
+        timeout: Option<Duration>,
+        slice: Duration,
         mut go_on: impl FnMut() -> bool,
     ) -> Result<Option<Claim>> {
         let waits = timeout != Some(Duration::ZERO);
@@ -453,7 +544,7 @@ impl Queue {
             if !go_on() {
                 return Err(Error::Stopped);
             }
-            let (nothing, until) = match self.turn(kinds, order, waits, deadline, &mut rest, None)? {
+            let (nothing, until) = match self.turn(consumer, waits, deadline, &mut rest, None)? {
                 Turn::Claimed(claim) => return Ok(Some(claim)),
                 Turn::Over => return Ok(None),
                 Turn::Sleep(nothing, until) => (nothing, until),
@@ -496,7 +587,8 @@ impl Queue {
         let waits = timeout != Some(Duration::ZERO);
         let deadline = timeout.map_or(Deadline::NEVER, Deadline::after);
         let mut rest = listener.rest().max(POLL);
-        let turn = self.turn(kinds, order, waits, deadline, &mut rest, Some(listener).filter(|_| waits))?;
+        let mut consumer = Consumer::of_one(kinds, order);
+        let turn = self.turn(&mut consumer, waits, deadline, &mut rest, Some(listener).filter(|_| waits))?;
         listener.set_rest(rest);
         Ok(match turn {
             Turn::Claimed(claim) => Glance::Claimed(claim),
@@ -508,8 +600,7 @@ impl Queue {
     /// Looks once, and says what comes next. `rest` is how long to sleep after an error.
     fn turn(
         &self,
-        kinds: Kinds,
-        order: Order,
+        consumer: &mut Consumer,
         waits: bool,
         deadline: Deadline,
         rest: &mut Duration,
@@ -518,9 +609,12 @@ impl Queue {
         if self.is_stopped() {
             return Ok(Turn::Over);
         }
-        let look = self.healing(Shared::is_at, |shared| {
-            let look = self.look(shared, kinds, order, waits, listener);
-            if !matches!(look, Ok(Look::Claimed(_))) {
+        let is_there = if std::mem::take(&mut consumer.is_busy) { Shared::was_at } else { Shared::is_at };
+        let look = self.healing(is_there, |shared| {
+            let look = self.look(shared, consumer, waits, listener);
+            consumer.flush();
+            consumer.is_busy = matches!(look, Ok(Look::Claimed(_)));
+            if !consumer.is_busy {
                 shared.remove_spares();
             }
             look
@@ -553,11 +647,11 @@ impl Queue {
     fn look(
         &self,
         shared: &Arc<Shared>,
-        kinds: Kinds,
-        order: Order,
+        consumer: &mut Consumer,
         waits: bool,
         listener: Option<&Arc<Listener>>,
     ) -> Result<Look> {
+        let (kinds, order) = (consumer.kinds, consumer.order);
         let is_armed = waits
             && shared.wait.arm(&shared.layout(), &self.base).unwrap_or_else(|error| {
                 let is_limit = error.kind() != std::io::ErrorKind::PermissionDenied;
@@ -574,7 +668,7 @@ impl Queue {
         let mut readings = shared.listing(order).readings;
         loop {
             let is_paused = shared.pause.is_set(&self.base)?;
-            if !is_paused && let Some(claim) = self.claim_listed(shared, kinds, order)? {
+            if !is_paused && let Some(claim) = self.claim_listed(shared, consumer)? {
                 return Ok(Look::Claimed(claim));
             }
             step!("look: used up");
@@ -595,32 +689,35 @@ impl Queue {
         }
     }
 
-    /// Claims one of the jobs that the threads of this process have listed.
-    fn claim_listed(&self, shared: &Arc<Shared>, kinds: Kinds, order: Order) -> Result<Option<Claim>> {
+    /// Claims one of the jobs that are listed for the consumer.
+    fn claim_listed(&self, shared: &Arc<Shared>, consumer: &mut Consumer) -> Result<Option<Claim>> {
         Self::settle_first(shared)?;
-        let mut faults = Faults::default();
+        let mut shared = Arc::clone(shared);
         loop {
-            let mut listing = shared.listing(order);
-            let Some(job) = (!listing.is_stale(order)).then(|| listing.next(kinds, order)).flatten() else {
-                return faults.end(shared);
+            let Some((job, is_crowded)) = consumer.next_job(&shared)? else {
+                return std::mem::take(&mut consumer.faults).end(&shared);
             };
-            let is_crowded = listing.is_crowded();
-            drop(listing);
-            if is_crowded && is_gone(shared, &job) {
-                shared.listing(order).met();
+            if is_crowded && is_gone(&shared, &job) {
+                consumer.with_listing(&shared, Listing::met);
                 continue;
             }
-            let owner = shared.owner(self.crash_detection()).inspect_err(|_| shared.listing(order).left_one())?;
-            match Claim::take(shared, job, owner, &self.terms()) {
+            let owner = shared.owner(self.crash_detection()).or_else(|_| {
+                // Somebody closed what was open.
+                consumer.with_listing(&shared, Listing::left_one);
+                shared = self.reopen()?;
+                shared.owner(self.crash_detection())
+            })?;
+            let terms = Terms { pass: consumer.unflushed(&shared), ..self.terms() };
+            match Claim::take(&shared, job, owner, &terms) {
                 Ok(Attempt::Won(claim)) => {
-                    faults.forgive(shared);
-                    return self.unless_paused(shared, claim);
+                    consumer.faults.forgive(&shared);
+                    return self.unless_paused(&shared, claim);
                 }
-                Ok(Attempt::Lost) => shared.listing(order).missed(),
-                Ok(Attempt::Blocked) => shared.listing(order).left_one(),
+                Ok(Attempt::Lost) => consumer.with_listing(&shared, Listing::missed),
+                Ok(Attempt::Blocked) => consumer.with_listing(&shared, Listing::left_one),
                 Err(error) => {
-                    shared.listing(order).left_one();
-                    faults.add(error)?;
+                    consumer.with_listing(&shared, Listing::left_one);
+                    consumer.faults.add(error)?;
                 }
             }
         }
@@ -671,17 +768,16 @@ impl Queue {
         }
     }
 
-    /// Lists the jobs that wait now, after those whose delay is over have joined them.
+    /// A consumer of the jobs that wait now, after those whose delay is over have joined them: each is tried once.
     ///
     /// # Errors
     /// [`Error::Io`]
-    pub fn pass(&self, kinds: Kinds, order: Order) -> Result<Pass> {
+    pub fn pass(&self, kinds: Kinds, order: Order) -> Result<Consumer> {
         self.healing(Shared::is_open_at, |shared| {
             self.care(shared, Duration::ZERO)?;
             let mut listing = Listing::default();
             shared.list(&mut listing, order)?;
-            let (shared, unflushed) = (Arc::clone(shared), shared.start_pass());
-            Ok(Pass { listing, kinds, order, faults: Faults::default(), shared, unflushed })
+            Ok(Consumer::new(kinds, order, Source::Pass(listing), Some(shared)))
         })
     }
 
@@ -689,60 +785,22 @@ impl Queue {
     ///
     /// # Errors
     /// [`Error::Io`]
-    pub fn claim_next(&self, pass: &mut Pass) -> Result<Option<Claim>> {
-        let claimed = self.claim_listed_before(pass);
-        // In a forked child all of that is the parent's.
-        if pass.shared.is_ours() {
-            // A flush makes those after it cheap: this verdict's comes after the claim's, and before anybody begins with it.
-            pass.unflushed.flush();
-            if !matches!(claimed, Ok(Some(_))) {
-                pass.shared.remove_spares();
-            }
-        }
-        claimed
-    }
-
-    fn claim_listed_before(&self, pass: &mut Pass) -> Result<Option<Claim>> {
-        let mut shared = match self.shared(Shared::was_at) {
+    pub fn claim_next(&self, pass: &mut Consumer) -> Result<Option<Claim>> {
+        let shared = match self.shared(Shared::was_at) {
             Err(Error::Closed) => return Ok(None),
             shared => shared?,
         };
         self.care_in_passing(&shared);
-        Self::settle_first(&shared)?;
-        if self.is_stopped() || shared.pause.is_set(&self.base)? {
-            return Ok(None);
+        let claimed = match shared.pause.is_set(&self.base) {
+            Ok(is_paused) if is_paused || self.is_stopped() => Ok(None),
+            Ok(_) => self.claim_listed(&shared, pass),
+            Err(error) => Err(error),
+        };
+        pass.flush();
+        if !matches!(claimed, Ok(Some(_))) {
+            shared.remove_spares();
         }
-        loop {
-            if pass.listing.is_stale(pass.order) {
-                shared.remove_spares(); // this may take its time
-                let mut later = Listing::default();
-                shared.list(&mut later, pass.order)?;
-                pass.listing.keep_only(later);
-            }
-            let Some(job) = pass.listing.next(pass.kinds, pass.order) else {
-                return std::mem::take(&mut pass.faults).end(&shared);
-            };
-            if pass.listing.is_crowded() && is_gone(&shared, &job) {
-                pass.listing.met();
-                continue;
-            }
-            let owner = shared.owner(self.crash_detection()).or_else(|_| {
-                // Somebody closed what was open.
-                shared = self.reopen()?;
-                shared.owner(self.crash_detection())
-            })?;
-            // In a forked child the pass is its parent's.
-            let terms = Terms { pass: pass.shared.is_ours().then_some(&pass.unflushed), ..self.terms() };
-            match Claim::take(&shared, job, owner, &terms) {
-                Ok(Attempt::Won(claim)) => {
-                    pass.faults.forgive(&shared);
-                    return self.unless_paused(&shared, claim);
-                }
-                Ok(Attempt::Lost) => pass.listing.missed(),
-                Ok(Attempt::Blocked) => {}
-                Err(error) => pass.faults.add(error)?,
-            }
-        }
+        claimed
     }
 
     /// What this process's claims are called after, as [`stats`](Self::stats) tells it.

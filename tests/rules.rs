@@ -645,7 +645,7 @@ fn rule_11_a_directory_is_used_again_where_nobody_else_can_be_in_it() {
 
 /// A pass in which the directories of claims are used again, and the last of its claims so far.
 #[cfg(target_os = "linux")]
-fn pass_with_reuse(world: &World) -> (pacchettino::Pass, Claim) {
+fn pass_with_reuse(world: &World) -> (pacchettino::Consumer, Claim) {
     for job in 0..20 {
         world.send(&job.to_string());
     }
@@ -1419,7 +1419,7 @@ fn a_trouble_is_told_once_and_again_when_it_was_over_for_a_while() {
 // Rule 18: flushes that are shared.
 
 /// A durable queue in which jobs wait, and a pass of it that has its first.
-fn begun_pass(world: &World, jobs: usize) -> (Queue, pacchettino::Pass, Claim) {
+fn begun_pass(world: &World, jobs: usize) -> (Queue, pacchettino::Consumer, Claim) {
     let queue = Queue::open(world.home.path(), KeepPolicy::ALL, true, CrashDetection::LockFile).unwrap();
     for job in 0..jobs {
         world.send(&job.to_string());
@@ -1457,14 +1457,14 @@ fn a_flush_that_fails_is_the_failure_of_each_sender_that_shared_it() {
 
 #[test]
 fn a_verdict_of_a_pass_is_flushed_before_its_next_claim_is_given_or_it_ends_or_somebody_sees_it() {
-    let flushed = |pass: pacchettino::Pass, queue: &Queue, way: &str| {
+    let flushed = |pass: pacchettino::Consumer, queue: &Queue, way: &str| {
         let mut pass = Some(pass);
         match way {
             "the next claim" => {
                 let next = queue.claim_next(pass.as_mut().unwrap()).unwrap().unwrap();
                 next.settle(Outcome::Retry(None)).unwrap();
             }
-            "the end" => pass.as_ref().unwrap().end(),
+            "the end" => pass.as_mut().unwrap().end(),
             "the drop" => drop(pass.take()),
             "count" => assert_eq!(queue.count(State::Success).unwrap(), 1),
             "jobs" => assert_eq!(queue.jobs(State::Success).unwrap().count(), 1),
@@ -1515,7 +1515,7 @@ fn two_verdicts_of_a_pass_wait_for_one_flush_each() {
 #[test]
 fn a_verdict_of_a_pass_whose_flush_fails_is_told_and_tried_again() {
     let world = World::new();
-    let (queue, pass, claim) = begun_pass(&world, 1);
+    let (queue, mut pass, claim) = begun_pass(&world, 1);
     let id = claim.job().unwrap().id();
     claim.settle(Outcome::Success).unwrap();
     fail::cfg("flush: fails", "return").unwrap();

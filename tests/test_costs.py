@@ -63,14 +63,38 @@ def receive(queue: Pacchettino) -> Run:
     return run
 
 
+def work(queue: Pacchettino) -> Run:
+    handled(queue)
+
+    def run(queue: Pacchettino, tell: Tell) -> None:
+        queue.on_data_received(lambda id, data: tell("next"))
+        queue.work(drain=True)
+
+    return run
+
+
+def files(queue: Pacchettino) -> None:
+    for _ in range(JOBS):
+        queue.send_file(__file__)
+
+
+def work_file(queue: Pacchettino) -> Run:
+    files(queue)
+
+    def run(queue: Pacchettino, tell: Tell) -> None:
+        queue.on_file_received(lambda id, name, path: tell("next"))
+        queue.work(drain=True)
+
+    return run
+
+
 def receive_one(queue: Pacchettino) -> Run:
     handled(queue)
     return each(lambda queue: queue.receive_one())
 
 
 def receive_one_file(queue: Pacchettino) -> Run:
-    for _ in range(JOBS):
-        queue.send_file(__file__)
+    files(queue)
     queue.on_file_received(lambda id, name, path: None)
     return each(lambda queue: queue.receive_one())
 
@@ -93,6 +117,9 @@ OPERATIONS = {
     "`send_many` of ten, durable, for each": (send_many, "durable", 10),
     "`receive` of data, for each": (receive, "", 1),
     "`receive` of data, for each, nothing kept": (receive, "none", 1),
+    "`work` of data, for each": (work, "", 1),
+    "`work` of data, durable, for each": (work, "durable", 1),
+    "`work` of files, for each": (work_file, "", 1),
     "`receive_one` of data, in a loop": (receive_one, "", 1),
     "`receive_one` of data, in a loop, nothing kept": (receive_one, "none", 1),
     "`receive_one` of data, durable": (receive_one, "durable", 1),

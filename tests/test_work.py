@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from conftest import finish_thread
 from helpers import PATIENCE, has_ended, until
-from pacchettino import Pacchettino, Result, Status, current_job
+from pacchettino import Pacchettino, Result, Status, _core, current_job
+from pacchettino._work import Threads
 
 BEGIN = """
 import ast, fcntl, functools, os, signal, subprocess, sys, threading, time
@@ -260,6 +261,47 @@ def test_a_process_that_has_done_its_jobs_leaves_those_it_sent_to_the_next(queue
     """
     with worker(queue_dir, "{'threads': 2, 'max_jobs': 3, 'drain': True}", program=program) as work:
         assert work.end() == (0, "returned 8\n", "")
+
+
+class ReturnsLate:
+    """The core of a queue: a wait that claimed a job returns once the other thread has looked twice and found none."""
+
+    def __init__(self, core: _core.Queue) -> None:
+        self._core = core
+        self._looks = threading.Semaphore(0)
+        self.waits = threading.Event()
+        self.has_claimed = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def next(self, consumer: _core.Consumer, timeout: float | None, *others: Any) -> tuple[_core.Claim | None, bool]:
+        if timeout is None:
+            self.waits.set()
+        claim, is_done = self._core.next(consumer, timeout, *others)
+        if timeout is None and claim is not None:
+            self.has_claimed.set()
+            assert self._looks.acquire(timeout=PATIENCE)
+            assert self._looks.acquire(timeout=PATIENCE)
+        elif timeout == 0 and claim is None and self.has_claimed.is_set():
+            self._looks.release()
+        return claim, is_done
+
+
+def test_a_process_whose_last_job_sent_another_has_not_drained_the_queue(queue: Pacchettino) -> None:
+    core = queue._core = ReturnsLate(queue._core)
+
+    @queue.on_data_received
+    def handle(id: str, data: bytes) -> None:
+        assert core.waits.wait(PATIENCE)
+        queue.send_data(str(int(data) + 1))
+        assert core.has_claimed.wait(PATIENCE)
+
+    queue.send_data("1")
+    work = Threads(queue, 2, drain=True, max_jobs=3)
+    work.run()
+    assert (work.counts[1:], queue.count_queued()) == ([1, 1], 1)
+    assert not work.is_drained
 
 
 def test_with_drain_a_job_that_is_to_be_tried_again_at_once_is(queue: Pacchettino) -> None:

@@ -309,8 +309,8 @@ class Pacchettino:
         `"interrupted"`, as it came to be: a retry too many is `"failed"`. `seconds` is how long the job was in hand,
         until the verdict. The job knows its `id`, `kind`, `name` and `attempt`; its `data` can't be read any more.
 
-        It is called once, after the verdict, in the thread that gave it. That is also before the next flush of a
-        `durable` queue's `receive`, and where the disk does not take the verdict at once: it is kept then, and if the
+        It is called once, after the verdict, in the thread that gave it. In `receive` and `work` of a `durable` queue
+        that is before the flush, and where the disk does not take the verdict at once: it is kept then, and if the
         process ends before the disk takes it, the job is interrupted after all. Nobody is called for jobs of consumers
         that died. The worker processes of `work` call the hooks that were set before it. What a hook raises is logged,
         and goes no further.
@@ -676,30 +676,40 @@ class Pacchettino:
 
     # The loop
 
-    def _next(self, wait: float | None, stop: _core.Stop) -> _core.Claim | None:
-        """Take a job for a handler, unless `stop` is set."""
+    def _next(self, consumer: _core.Consumer, wait: float | None, stop: _core.Stop) -> _core.Claim | None:
+        """Claim the consumer's next job for a handler, unless `stop` is set."""
         data, file = self._handled_kinds()
-        claim = self._claim(wait, None, data, file, stop)
+        claim = self._wait_for(
+            wait, lambda wait, slice: self._core.next(consumer, wait, slice, data, file, stop), lambda: stop.is_set
+        )
         if claim is not None and stop.is_set:
             claim.put_back()
             return None
         return claim
 
-    def _claim(
-        self, wait: float | None, fifo: bool | None, data: bool, file: bool, stop: _core.Stop | None = None
+    def _claim(self, wait: float | None, fifo: bool | None, data: bool, file: bool) -> _core.Claim | None:
+        order = self._order(fifo)
+        return self._wait_for(wait, lambda wait, slice: self._core.claim(wait, slice, order, data, file))
+
+    def _wait_for(
+        self,
+        wait: float | None,
+        claim_within: Callable[[float | None, float], tuple[_core.Claim | None, bool]],
+        is_over: Callable[[], bool] = lambda: False,
     ) -> _core.Claim | None:
+        """Claim a job within `wait` seconds, and log on the way what there is to be logged."""
         # Only the main thread gets signals, and has to look for them: Ctrl-C is to end its wait within 100 ms.
         slice = 0.08 if wait != 0 and threading.current_thread() is threading.main_thread() else math.inf
         end = time.monotonic() + wait if wait else None
         while True:
             try:
-                claim, is_over = self._core.claim(wait, slice, self._order(fifo), data, file, stop)
+                claim, is_done = claim_within(wait, slice)
             finally:
                 if self._core.has_notices:
                     self._log_notices()
-            if is_over and (claim is None or claim.is_ours):
+            if is_done and (claim is None or claim.is_ours):
                 return claim
-            if stop is not None and stop.is_set:
+            if is_over():
                 return None
             # There was something to log, or a signal's handler forked and this is the child: the look goes on.
             if end is not None:

@@ -177,7 +177,8 @@ class Threads(Work):
     ) -> None:
         super().__init__(queue, grace)
         self.counts = [0.0] * (1 + threads) if counts is None else counts
-        self._found_nothing = False
+        self._handled_before_empty = -1.0
+        """How many jobs were handled before the last look that found none."""
         self._threads = threads
         self._drain = drain
         self._drained = _core.Stop()
@@ -192,9 +193,10 @@ class Threads(Work):
 
     @property
     def is_drained(self) -> bool:
-        """Whether it ended since no job waited."""
-        is_used_up = self._max_jobs is not None and sum(self.counts[1:]) >= self._max_jobs
-        return self._drain and self._found_nothing and not is_used_up
+        """Whether it ended since no job waited, also after the last one that it handled."""
+        handled = sum(self.counts[1:])
+        is_used_up = self._max_jobs is not None and handled >= self._max_jobs
+        return self._drain and self._handled_before_empty == handled and not is_used_up
 
     def tell(self) -> None:
         self._end_drain()
@@ -287,20 +289,23 @@ class Threads(Work):
         self._news.put(error)
 
     def _loop(self, number: int) -> None:
-        while not self.token.is_set and self._may_take():
-            claim = self._drain_next() if self._drain else self.queue._next(None, self.token)
-            if claim is None:
-                self._found_nothing = not self.token.is_set
-                return
-            counted = self.counts[number]
-            self.counts[0] = time.monotonic()
-            try:
-                self.queue._handle(claim, partial(self._settle, number))
-            finally:
-                self.counts[0] = 0
-            if os.getpid() != self._pid:
-                return  # the handler forked, and the child came back
-            self.counts[number] = counted + 1  # also one that could not be read
+        consumer = self.queue._core.consumer(self.queue.fifo)
+        try:
+            while not self.token.is_set and self._may_take():
+                claim = self._drain_next(consumer) if self._drain else self.queue._next(consumer, None, self.token)
+                if claim is None:
+                    return
+                counted = self.counts[number]
+                self.counts[0] = time.monotonic()
+                try:
+                    self.queue._handle(claim, partial(self._settle, number))
+                finally:
+                    self.counts[0] = 0
+                if not claim.is_ours:
+                    return  # the handler forked, and the child came back
+                self.counts[number] = counted + 1  # also one that could not be read
+        finally:
+            consumer.end()
 
     def _settle(self, number: int, give: Callable[[], None]) -> None:
         """Count a job with its verdict. From here on its time is no longer measured: it would be killed in vain."""
@@ -310,18 +315,27 @@ class Threads(Work):
         finally:
             self.counts[number] += 1
 
-    def _drain_next(self) -> _core.Claim | None:
+    def _drain_next(self, consumer: _core.Consumer) -> _core.Claim | None:
         """Take a job if one waits, or if one comes while other threads have jobs in hand, which may send others."""
-        claim = self.queue._next(0, self.token)
+        claim = self._take_waiting(consumer)
         if claim is not None or self.token.is_set:
             return claim
         self._be_idle()
-        claim = self.queue._next(None, self._drained)
+        claim = self.queue._next(consumer, None, self._drained)
         with self._lock:
             self._idle -= 1
         # The end may have been told while this thread was on its way back with a job (which it then put back), or by
         # one that sent a job last of all.
-        return self.queue._next(0, self.token) if claim is None else claim
+        return self._take_waiting(consumer) if claim is None else claim
+
+    def _take_waiting(self, consumer: _core.Consumer) -> _core.Claim | None:
+        """Take a job if one waits; otherwise note after how many handled jobs there was none."""
+        handled = sum(self.counts[1:])
+        claim = self.queue._next(consumer, 0, self.token)
+        if claim is None:
+            with self._lock:
+                self._handled_before_empty = max(self._handled_before_empty, handled)
+        return claim
 
     def _be_idle(self) -> None:
         with self._lock:

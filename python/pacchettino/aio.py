@@ -673,11 +673,11 @@ class AsyncPacchettino:
         else:
             self._settle(handling, handler, returned, error)
 
-    def _start_pass(self, fifo: bool | None, data: bool, file: bool) -> _core.Pass:
+    def _start_pass(self, fifo: bool | None, data: bool, file: bool) -> _core.Consumer:
         with self._logging():
             return self._queue._core.start_pass(self._queue._order(fifo), data, file)
 
-    def _claim_next(self, waiting: _core.Pass) -> _Claimed | None:
+    def _claim_next(self, waiting: _core.Consumer) -> _Claimed | None:
         with self._logging():
             claim = self._queue._core.claim_next(waiting)
         return None if claim is None else self._with_arguments(claim)

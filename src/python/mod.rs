@@ -20,7 +20,7 @@ mod core {
     #[pymodule_export]
     use super::job::{Claim, Jobs, Record, Row};
     #[pymodule_export]
-    use super::queue::{Listener, Pass, Queue, Stop, sent_at};
+    use super::queue::{Consumer, Listener, Queue, Stop, sent_at};
 
     #[pymodule_init]
     #[allow(clippy::unnecessary_wraps, reason = "PyO3 asks for a result")]

@@ -135,8 +135,8 @@ impl Queue {
     }
 
     /// `timeout` in seconds; for ever if it is `None`. Signals are looked for at least every `slice` seconds. The second
-    /// result says that this is it; otherwise there are notices to be taken before the wait goes on, or the stop is set.
-    #[pyo3(signature = (timeout, slice, fifo, data, file, stop))]
+    /// result is false if the wait was broken off, since there are notices to be taken; then it is to be begun again.
+    #[pyo3(signature = (timeout, slice, fifo, data, file))]
     #[allow(clippy::too_many_arguments, reason = "as many as Python's side has to say")]
     fn claim(
         &self,
@@ -146,20 +146,34 @@ impl Queue {
         fifo: bool,
         data: bool,
         file: bool,
-        stop: Option<&Stop>,
     ) -> PyResult<(Option<Claim>, bool)> {
-        let timeout = timeout.map(seconds);
-        let claim = interruptible(
-            py,
-            || self.0.has_notices() || stop.is_some_and(Stop::is_set),
-            |go_on| {
-                self.0
-                    .claim(Kinds { data, file }, order(fifo), timeout, seconds(slice), go_on)?
-                    .map(Claim::new)
-                    .transpose()
-            },
-        )?;
-        Ok(claim.map_or((None, false), |claim| (claim, true)))
+        let (kinds, order, slice, timeout) = (Kinds { data, file }, order(fifo), seconds(slice), timeout.map(seconds));
+        self.wait(py, None, |go_on| self.0.claim(kinds, order, timeout, slice, go_on))
+    }
+
+    fn consumer(&self, py: Python<'_>, fifo: bool) -> PyResult<Consumer> {
+        Ok(Consumer(Mutex::new(detached(py, || self.0.consumer(order(fifo)))?)))
+    }
+
+    /// The same as `claim` for a consumer. The wait is broken off when `stop` is set, too, and the queue woken.
+    #[pyo3(signature = (consumer, timeout, slice, data, file, stop))]
+    #[allow(clippy::too_many_arguments, reason = "as many as Python's side has to say")]
+    fn next(
+        &self,
+        py: Python<'_>,
+        consumer: &Consumer,
+        timeout: Option<f64>,
+        slice: f64,
+        data: bool,
+        file: bool,
+        stop: &Stop,
+    ) -> PyResult<(Option<Claim>, bool)> {
+        let (slice, timeout) = (seconds(slice), timeout.map(seconds));
+        self.wait(py, Some(stop), |go_on| {
+            let mut consumer = locked(&consumer.0);
+            consumer.take_only(Kinds { data, file });
+            self.0.next(&mut consumer, timeout, slice, go_on)
+        })
     }
 
     /// Looks once, for who sleeps in an event loop. `(claim, None)`; or `(None, seconds)`: to look again when the listener
@@ -183,12 +197,12 @@ impl Queue {
         Ok(glance)
     }
 
-    fn start_pass(&self, py: Python<'_>, fifo: bool, data: bool, file: bool) -> PyResult<Pass> {
+    fn start_pass(&self, py: Python<'_>, fifo: bool, data: bool, file: bool) -> PyResult<Consumer> {
         let pass = detached(py, || self.0.pass(Kinds { data, file }, order(fifo)))?;
-        Ok(Pass(Mutex::new(pass)))
+        Ok(Consumer(Mutex::new(pass)))
     }
 
-    fn claim_next(&self, py: Python<'_>, pass: &Pass) -> PyResult<Option<Claim>> {
+    fn claim_next(&self, py: Python<'_>, pass: &Consumer) -> PyResult<Option<Claim>> {
         py.check_signals()?;
         Ok(detached(py, || self.0.claim_next(&mut locked(&pass.0))?.map(Claim::new).transpose())?)
     }
@@ -283,6 +297,24 @@ impl Queue {
     }
 }
 
+impl Queue {
+    /// Runs a wait for a job. The second result is false if the wait was broken off, since the core has notices to be
+    /// logged, or `stop` is set.
+    fn wait(
+        &self,
+        py: Python<'_>,
+        stop: Option<&Stop>,
+        wait: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<Option<crate::Claim>, Error> + Send,
+    ) -> PyResult<(Option<Claim>, bool)> {
+        let claim = interruptible(
+            py,
+            || self.0.has_notices() || stop.is_some_and(Stop::is_set),
+            |go_on| wait(go_on)?.map(Claim::new).transpose(),
+        )?;
+        Ok(claim.map_or((None, false), |claim| (claim, true)))
+    }
+}
+
 type Stats = (HashMap<&'static str, usize>, Option<u64>, Option<u64>, Vec<(String, String, u64)>);
 type Survey = (
     HashMap<&'static str, usize>,
@@ -316,13 +348,13 @@ impl Listener {
     }
 }
 
-/// The jobs that waited at one moment.
+/// Hands out one job after another.
 #[pyclass(frozen, module = "pacchettino._core")]
-pub(super) struct Pass(Mutex<queue::Pass>);
+pub(super) struct Consumer(Mutex<crate::Consumer>);
 
 #[pymethods]
-impl Pass {
-    /// Has the verdicts on its jobs on the disk.
+impl Consumer {
+    /// Flushes what its last job left to be flushed, and removes the directory that it keeps for the next one.
     fn end(&self, py: Python<'_>) {
         detached(py, || locked(&self.0).end());
     }
