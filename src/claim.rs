@@ -30,6 +30,7 @@ use crate::error::{At, Error, Result};
 use crate::history::{self, Ended, Past, Record, Why};
 use crate::job::{Due, Job, Token, unix_now};
 use crate::layout::{self, Layout};
+use crate::leftover;
 use crate::notice::Notice;
 use crate::owner::Owner;
 use crate::policy::{Fate, Outcome, State};
@@ -296,7 +297,7 @@ fn move_in(
 
 /// Makes the directory of a claim, or takes one that waits for its next job.
 fn make(shared: &Shared, processing: &Dir, name: &OsStr, reuse: Option<Token>) -> io::Result<Arc<Dir>> {
-    let gone = |last: &Job, name: &OsStr, removed| shared.leave_spare(processing, last, name, removed);
+    let gone = |last: &Job, name: &OsStr, dir: &Dir, removed| shared.leave_spare(processing, last, name, dir, removed);
     if let Some(token) = reuse
         && let Some(dir) = shared.spares.take(token, processing, name, gone)?
     {
@@ -448,7 +449,7 @@ impl Held {
         self.finish_record(&layout, target.is_some());
         let is_kept = self.give_back(processing, goes_on);
         if !is_kept {
-            self.remove(processing)?;
+            self.remove(&layout)?;
         }
         if self.fate.durable && target.is_none() {
             if flush_later {
@@ -549,14 +550,20 @@ impl Held {
         }
     }
 
-    fn remove(&self, processing: &Dir) -> Result<()> {
-        match processing.remove_dir(&self.location.name) {
+    /// Removes the directory; one in which something was left, it sets aside.
+    fn remove(&self, layout: &Layout) -> Result<()> {
+        let (processing, name) = (layout.dir(State::Processing), &self.location.name);
+        match processing.remove_dir(name) {
             // Gone, or something else in its place, which is none of the queue's.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                self.shared.tell_more(&self.job, &self.location.dir());
+                // What goes wrong is no matter of this job's any more, and recovery tries it again.
+                let renamed = leftover::set_aside(processing, &self.job, name, &self.dir, true);
+                if self.shared.tell_set_aside(renamed) && self.fate.durable {
+                    layout.flush(State::Processing)?;
+                }
             }
-            removed => removed.at(|| processing.path().join(&self.location.name))?,
+            removed => removed.at(|| processing.path().join(name))?,
         }
         Ok(())
     }

@@ -65,6 +65,8 @@ pub enum Fault {
     EmptyClaim,
     /// A claim with more in it than its job.
     CrowdedClaim,
+    /// What a handler left beside its job.
+    Leftover,
     /// What a dead process left.
     Abandoned,
     /// An old unfinished file of an unknown writer.
@@ -97,6 +99,7 @@ impl Fault {
             Self::Orphan => "orphan",
             Self::EmptyClaim => "empty-claim",
             Self::CrowdedClaim => "crowded-claim",
+            Self::Leftover => "leftover",
             Self::Abandoned => "abandoned",
             Self::Forgotten => "forgotten",
             Self::History => "history",
@@ -436,6 +439,9 @@ impl Look {
             match (job::parse_claim(name), Token::parse_spare(name)) {
                 (Some((job, owner)), _) if is_dir => self.a_claim(dir, name, &job, owner, is_dead),
                 (None, Some(token)) if is_dir => self.a_spare(dir, name, token, is_dead),
+                (None, None) if job::is_set_aside(name) && is_dir => {
+                    self.add(Fault::Leftover, dir, name, "what is in it was left beside a job's file");
+                }
                 (None, None) if job::is_unowned(name) => {
                     self.add(Fault::UnknownOwner, dir, name, "nobody can tell whether its owner lives");
                 }

@@ -164,6 +164,16 @@ pub(crate) fn parse_claim(entry: &OsStr) -> Option<(Job, OwnerName)> {
     Some((Job::parse(os_str(&entry[..dot]))?, OwnerName::parse(&entry[dot + 1..])?))
 }
 
+/// Whether that is the name of a claim's directory that was set aside.
+pub(crate) fn is_set_aside(entry: &OsStr) -> bool {
+    let entry = entry.as_encoded_bytes();
+    let dot = entry.iter().rposition(|&byte| byte == b'.');
+    dot.is_some_and(|dot| {
+        let number = entry[dot + 1..].strip_prefix(b"left-").and_then(parse_digits);
+        number.is_some() && Job::parse(os_str(&entry[..dot])).is_some()
+    })
+}
+
 /// Whether an entry that is no job's looks as if it was meant to be one.
 pub(crate) fn is_almost_job(entry: &OsStr) -> bool {
     let entry = entry.as_encoded_bytes();

@@ -54,6 +54,7 @@ mod history;
 mod inspect;
 mod job;
 mod layout;
+mod leftover;
 mod limits;
 mod listing;
 mod lookup;

@@ -57,7 +57,7 @@ pub(crate) fn visit_jobs(
             Some((job, ..)) if !filter(&job) => {}
             Some((job, _, Some(owner))) => claims.push((name.to_owned(), job, owner)),
             Some((job, due, None)) if dir.may_be_file((name, kind)) => visit(job, due, None),
-            _ if state == State::Processing && Token::parse_spare(name).is_some() => {}
+            _ if state == State::Processing && (Token::parse_spare(name).is_some() || job::is_set_aside(name)) => {}
             _ => shared.tell_stranger(dir, name),
         }
     })

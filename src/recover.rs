@@ -12,6 +12,7 @@ use crate::error::{At, Error, Result};
 use crate::history::{self, Ended, Past, Record};
 use crate::job::{self, Due, Job, OwnerName, Temporary, Token};
 use crate::layout::Layout;
+use crate::leftover;
 use crate::lookup::visit_jobs;
 use crate::notice::Notice;
 use crate::owner;
@@ -42,6 +43,7 @@ pub(crate) fn recover(shared: &Shared, fate: Fate, killed: &[(OwnerName, String)
             match (job::parse_claim(name).filter(|_| is_dir), Token::parse_spare(name).filter(|_| is_dir)) {
                 (Some((job, owner)), _) => claims.push(Found { name: name.to_owned(), job, owner }),
                 (None, Some(token)) => spares.push((name.to_owned(), OwnerName::Token(token))),
+                (None, None) if job::is_set_aside(name) => {}
                 (None, None) => shared.tell_stranger(processing, name),
             }
         })
@@ -101,7 +103,7 @@ impl Recovery<'_> {
         if table.is_own(claim.owner) {
             // A leftover under this process's own name. The table stays locked, or a thread could claim the job in
             // between and lose it to its own process.
-            let moved = self.move_orphan(claim, &dir, true);
+            let moved = self.move_orphan(claim, &dir);
             drop(table);
             return moved;
         }
@@ -110,10 +112,10 @@ impl Recovery<'_> {
             return Ok(false);
         }
         step!("recover: judged");
-        self.move_orphan(claim, &dir, false)
+        self.move_orphan(claim, &dir)
     }
 
-    fn move_orphan(&self, claim: &Found, dir: &Dir, is_own: bool) -> Result<bool> {
+    fn move_orphan(&self, claim: &Found, dir: &Dir) -> Result<bool> {
         let path = || dir.path().to_owned();
         let again = self.processing().stat(&claim.name);
         if again.is_err() || again.at(path)?.identity != dir.identity().at(path)? {
@@ -123,39 +125,13 @@ impl Recovery<'_> {
         step!("recover: moved");
         match self.processing().remove_dir(&claim.name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error)
-                if error.kind() == io::ErrorKind::DirectoryNotEmpty
-                    && is_own
-                    && dir.is_file(claim.job.claimed_name()).is_ok_and(|is_file| !is_file)
-                    && self.is_queued(&claim.job) =>
-            {
-                self.set_aside(claim).at(path)?;
-            }
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                let dir = dir.path().display();
-                self.shared.tell_once(Notice::new(format!(
-                    "{dir}: left by a dead consumer; what is in it is no job's file and is kept"
-                )));
+                let renamed = leftover::set_aside(self.processing(), &claim.job, &claim.name, dir, false);
+                self.shared.tell_set_aside(renamed);
             }
             removed => removed.at(path)?,
         }
         Ok(true)
-    }
-
-    fn is_queued(&self, job: &Job) -> bool {
-        self.layout.dir(State::Queued).is_file(&job.entry()).unwrap_or(false)
-    }
-
-    /// Gives a leftover of this process's own, which is in the way of the job's next claim, a name that is no claim's.
-    fn set_aside(&self, claim: &Found) -> io::Result<()> {
-        let mut number = 1;
-        loop {
-            let aside = claim.job.set_aside_entry(number);
-            match self.processing().rename(&claim.name, self.processing(), &aside) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-                moved => return moved,
-            }
-        }
     }
 
     /// Moves the job's file and nothing else.

@@ -22,6 +22,7 @@ use crate::fork::{self, PerProcess};
 use crate::history;
 use crate::job::{Due, Job, OwnerName};
 use crate::layout::{self, Layout};
+use crate::leftover;
 use crate::limits::Room;
 use crate::listing::{Listing, Order};
 use crate::notice::Notice;
@@ -304,21 +305,28 @@ impl Shared {
     pub(crate) fn remove_spares(&self) {
         let layout = self.layout();
         let processing = layout.dir(State::Processing);
-        self.spares.remove(processing, |job, name, removed| self.leave_spare(processing, job, name, removed));
+        self.spares.remove(processing, |job, name, dir, removed| {
+            self.leave_spare(processing, job, name, dir, removed);
+        });
     }
 
-    /// Takes a job out of the table whose directory waited under its name for the next claim, and waits no more.
-    pub(crate) fn leave_spare(&self, processing: &Dir, job: &Job, name: &OsStr, removed: io::Result<()>) {
+    /// Takes a job out of the table whose directory waited under its name for the next claim, and waits no more. One in
+    /// which something was left is set aside.
+    pub(crate) fn leave_spare(&self, processing: &Dir, job: &Job, name: &OsStr, dir: &Dir, removed: io::Result<()>) {
         if removed.is_err_and(|error| error.kind() == io::ErrorKind::DirectoryNotEmpty) {
-            self.tell_more(job, &processing.path().join(name));
+            self.tell_set_aside(leftover::set_aside(processing, job, name, dir, true));
         }
         self.leave(job);
     }
 
-    /// Somebody put something into a claim's directory.
-    pub(crate) fn tell_more(&self, job: &Job, dir: &Path) {
-        let (id, dir) = (job.id(), dir.display());
-        self.tell(Notice::of(id, format!("job {id}: files were put beside the job's; they are kept in {dir}")));
+    /// Logs what came of setting a directory aside, and says whether it was. What failed is tried again by recovery.
+    pub(crate) fn tell_set_aside(&self, done: Result<Option<Notice>>) -> bool {
+        match done {
+            Ok(Some(notice)) => self.tell(notice),
+            Ok(None) => return false,
+            Err(error) => return self.tell_failed(&error),
+        }
+        true
     }
 
     pub(crate) fn keep_unsettled(&self, unsettled: Unsettled) {

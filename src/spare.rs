@@ -46,13 +46,13 @@ struct Spare {
 
 impl Spares {
     /// Gives the name of a claim, whose job is in the table, to a directory that waits, if there is one. `gone` hears of the
-    /// job that the directory had its last name from, of that name, and if it could not be removed.
+    /// job that the directory had its last name from, of that name, of the directory, and if it could not be removed.
     pub(crate) fn take(
         &self,
         token: Token,
         processing: &Dir,
         claim: &OsStr,
-        gone: impl Fn(&Job, &OsStr, io::Result<()>),
+        gone: impl Fn(&Job, &OsStr, &Dir, io::Result<()>),
     ) -> io::Result<Option<Arc<Dir>>> {
         loop {
             let Some(spare) = locked(&self.0).waiting.pop() else { return Ok(None) };
@@ -69,7 +69,7 @@ impl Spares {
                 }
                 renamed => {
                     if let Some(job) = &spare.last {
-                        gone(job, &spare.name, Ok(()));
+                        gone(job, &spare.name, &spare.dir, Ok(()));
                     }
                     if renamed.is_ok() {
                         return Ok(Some(spare.dir));
@@ -110,7 +110,7 @@ impl Spares {
     }
 
     /// Removes those that wait, as there is no job. `gone` as in [`take`](Self::take).
-    pub(crate) fn remove(&self, processing: &Dir, gone: impl Fn(&Job, &OsStr, io::Result<()>)) {
+    pub(crate) fn remove(&self, processing: &Dir, gone: impl Fn(&Job, &OsStr, &Dir, io::Result<()>)) {
         let waiting = {
             let mut pool = locked(&self.0);
             pool.given_back = 0;
@@ -124,10 +124,10 @@ impl Spares {
 
 impl Spare {
     /// What stays of it goes with its owner.
-    fn remove(&self, processing: &Dir, gone: impl Fn(&Job, &OsStr, io::Result<()>)) {
+    fn remove(&self, processing: &Dir, gone: impl Fn(&Job, &OsStr, &Dir, io::Result<()>)) {
         let removed = processing.remove_dir(&self.name);
         if let Some(job) = &self.last {
-            gone(job, &self.name, removed);
+            gone(job, &self.name, &self.dir, removed);
         }
     }
 }

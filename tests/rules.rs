@@ -76,6 +76,17 @@ impl World {
         dir
     }
 
+    /// Where a claim's directory is once it was set aside.
+    fn aside(&self, job: &Job) -> PathBuf {
+        self.path("processing").join(format!("{}.left-1", job.entry().display()))
+    }
+
+    /// Looks after the dead in a thread of that name.
+    fn recover_in_thread(&self, name: &str) -> JoinHandle<()> {
+        let queue = Arc::clone(&self.queue);
+        thread(name, move || queue.recover(&[]).unwrap())
+    }
+
     /// The lock file of another process that lives.
     fn lock(&self, token: &str) -> fs::File {
         system::lock(&self.path("owners").join(token))
@@ -429,12 +440,12 @@ fn rule_6_a_directory_with_something_in_it_is_not_removed() {
     held.settle(Outcome::Success).unwrap();
     assert_eq!(world.status(&job), Some(State::Success));
     world.look();
-    assert_eq!(fs::read(&beside).unwrap(), b"bytes");
+    assert_eq!(fs::read(world.aside(&job).join("beside")).unwrap(), b"bytes");
 
     let orphan = world.lay_claim(&world_job(1), DEAD_PID, Some("work"));
     fs::write(orphan.join("beside"), "bytes").unwrap();
     world.look();
-    assert_eq!(fs::read(orphan.join("beside")).unwrap(), b"bytes");
+    assert_eq!(fs::read(world.aside(&world_job(1)).join("beside")).unwrap(), b"bytes");
     assert_eq!(world.status(&world_job(1)), Some(State::Interrupted));
 }
 
@@ -705,7 +716,7 @@ fn rule_11_a_job_whose_directory_waits_under_its_name_is_claimed_again_once_that
 
 #[test]
 #[cfg(target_os = "linux")]
-fn rule_11_what_somebody_puts_into_a_directory_that_waits_stays_there_and_is_told() {
+fn rule_23_what_somebody_puts_into_a_directory_that_waits_is_set_aside_and_told() {
     for goes_on in [true, false] {
         let world = World::new();
         let (mut pass, claim) = pass_with_reuse(&world);
@@ -713,16 +724,21 @@ fn rule_11_what_somebody_puts_into_a_directory_that_waits_stays_there_and_is_tol
         claim.settle(Outcome::Success).unwrap();
         let dir = world.path("processing").join(&world.names("processing")[0]);
         fs::write(dir.join("raw"), "theirs").unwrap();
+        fs::write(dir.join("more"), "theirs, too").unwrap();
         if goes_on {
             let next = world.queue.claim_next(&mut pass).unwrap().unwrap();
             assert_eq!(next.read().unwrap(), b"6");
         } else {
             pass.end();
         }
-        assert_eq!(fs::read(dir.join("raw")).unwrap(), b"theirs");
+        assert!(!dir.exists(), "it has a claim's name");
+        let aside = world.aside(&Job::parse(OsStr::new(&format!("raw-{id}"))).unwrap());
+        assert_eq!(fs::read(aside.join("raw")).unwrap(), b"theirs");
         let told = world.queue.take_notices();
-        let expected = format!("job {id}: files were put beside the job's; they are kept in {}", dir.display());
-        assert_eq!(told.iter().map(|notice| &*notice.text).collect::<Vec<_>>(), [expected]);
+        assert_eq!(told.len(), 1);
+        for part in [&*id.to_string(), "'more', 'raw' was left in", &*aside.to_string_lossy()] {
+            assert!(told[0].text.contains(part), "{}", told[0].text);
+        }
     }
 }
 
@@ -1187,6 +1203,44 @@ fn a_leftover_that_holds_its_job_is_not_set_aside() {
     let held = recoverer.join().unwrap().unwrap();
     assert_eq!(fs::read(&twin).unwrap(), b"mine");
     assert_eq!(held.read().unwrap(), b"theirs");
+}
+
+#[test]
+#[cfg(unix)]
+fn rule_23_what_one_sets_aside_nobody_else_does() {
+    let world = World::new();
+    let job = world_job(1);
+    let orphan = world.lay_claim(&job, DEAD_PID, Some("work"));
+    fs::write(orphan.join("beside"), "bytes").unwrap();
+    let stop = Stop::at("set aside: looked", "slow");
+    let slow = world.recover_in_thread("slow");
+    stop.reached();
+    // Were it renamed now, its name could be that of a claim, by a process with that PID, when the other one goes on.
+    world.queue.recover(&[]).unwrap();
+    assert_eq!(world.names("processing"), [orphan.file_name().unwrap().to_str().unwrap()]);
+    stop.go();
+    slow.join().unwrap();
+    assert_eq!(fs::read(world.aside(&job).join("beside")).unwrap(), b"bytes");
+    assert_eq!(world.names("processing").len(), 1);
+}
+
+#[test]
+fn rule_23_what_is_empty_by_now_is_not_set_aside() {
+    let world = World::new();
+    let job = world_job(1);
+    let orphan = world.lay_claim(&job, DEAD_PID, Some("mine"));
+    let twin = world.path("interrupted").join(job.entry());
+    fs::write(&twin, "theirs").unwrap(); // it keeps the job's file in the claim
+    let stop = Stop::at("set aside: locked", "slow");
+    let slow = world.recover_in_thread("slow");
+    stop.reached();
+    fs::remove_file(&twin).unwrap();
+    fs::rename(orphan.join("raw"), &twin).unwrap();
+    stop.go();
+    slow.join().unwrap();
+    assert!(orphan.exists());
+    world.queue.recover(&[]).unwrap();
+    assert_eq!(world.names("processing"), [""; 0]);
 }
 
 #[test]

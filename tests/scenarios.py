@@ -26,6 +26,9 @@ CONTENT = {name: f"{name} ".encode() * 1000 for name in ("one", "two", "three", 
 
 NAMES = {content: name for name, content in CONTENT.items()}
 
+BESIDE = b"beside"
+"""What a handler left beside its job's file."""
+
 SENDER = "with its sender"
 
 DEAD = b"dead000000"
@@ -55,7 +58,7 @@ class Place:
         ids = []
         for path, (kind, content) in everything(self.base).items():
             state, *_ = path.decode().split("/")
-            if kind == "file" and state in STATES:
+            if kind == "file" and state in STATES and content != BESIDE:
                 assert content in NAMES, f"{path!r} holds {content[:60]!r}"
                 found[NAMES[content]].append(state)
                 ids += re.findall(ID, path)
@@ -67,10 +70,18 @@ class Place:
             found[NAMES[content]].append(SENDER)
         return {name: tuple(places) for name, places in found.items()}
 
+    def left_beside(self) -> list[bytes]:
+        """Find what handlers left beside their jobs' files."""
+        return [path for path, (_, content) in everything(self.base).items() if content == BESIDE]
+
     def leftovers(self) -> dict[str, list[bytes]]:
-        """List what is in the directories that are empty when nobody is at work."""
+        """List what is in the directories that are empty when nobody is at work, but for what was set aside."""
         directories = [self.base / name for name in ("tmp", "processing", "owners")]
-        found = {directory.name: entries(directory) for directory in directories if directory.exists()}
+        found = {
+            directory.name: [name for name in entries(directory) if not name.endswith(b".left-1")]
+            for directory in directories
+            if directory.exists()
+        }
         return {name: names for name, names in found.items() if names}
 
     @classmethod
@@ -267,6 +278,18 @@ def success_by_pid(place: Place, open: Open, tell: Tell) -> Iterator[None]:
 def success_of_a_file(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     lay_job(place, "queued/fle-{}-name")
     return receiving(place, open(), tell)
+
+
+@scenario()
+def success_with_a_file_beside_it(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    lay_job(place, "queued/fle-{}-name")
+    job = open().claim()
+    assert job is not None
+    job.path.with_name("beside").write_bytes(BESIDE)
+    yield
+    tell("handling", "one", False)
+    job.succeed()
+    tell("returned", "one")
 
 
 @scenario()
@@ -481,6 +504,13 @@ def recovery(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     lay_job(place, f"processing/raw-{{}}.{DEAD.decode()}/raw")
     lay_job(place, f"processing/fle-{{}}-name.{DEAD.decode()}/name", "two")
     lay_down(place.base, {b"owners/" + DEAD: b""})
+    return looking(place, open)
+
+
+@scenario()
+def recovery_with_a_file_beside_the_job(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    id = lay_job(place, f"processing/raw-{{}}.{DEAD.decode()}/raw")
+    lay_down(place.base, {b"processing/raw-%b.%b/beside" % (id.encode(), DEAD): BESIDE})
     return looking(place, open)
 
 
@@ -785,7 +815,9 @@ def consumer_looks(place: Place, keep: KeepPolicy) -> None:
 
 def check_after_deaths(place: Place, scenario: Scenario, course: Course, facts: list[Any]) -> None:
     """Check what is left, first after a fresh consumer looked, then after it handled what waits."""
+    beside = len(place.left_beside())
     consumer_looks(place, scenario.keep)
+    assert [path.rpartition(b".left-")[2] for path in place.left_beside()] == [b"1/beside"] * beside
     settled = place.where()
     returned = {job for what, *jobs in facts if what == "returned" for job in jobs}
     begun = {job for what, job, *_ in facts if what == "handling"}

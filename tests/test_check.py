@@ -124,7 +124,8 @@ class Disorder:
             ("no-file", self._directory(f"success/raw-{new_id()}")),
             ("no-file", self._directory("owners/directory0")),
             ("no-file", self._directory(f"tmp/{new_id()}-alive00000")),
-            ("unknown-owner", self._directory(f"processing/raw-{new_id()}.left-1")),
+            ("leftover", self._directory(f"processing/raw-{new_id()}.left-12")),
+            ("unknown-owner", self._directory(f"processing/raw-{new_id()}.left-x")),
             ("unknown-owner", self._directory(f"processing/raw-{new_id()}.Gone")),
             ("empty-claim", self._directory(f"processing/raw-{new_id()}.alive00000", old=True)),
             ("forgotten", self._file(f"tmp/{new_id()}", old=True)),
@@ -213,13 +214,16 @@ def test_repair_does_what_is_certain_and_nothing_else(disorder: Disorder) -> Non
     before = everything(disorder.base)
     status, found, repaired = check(disorder.base, "--repair")
     assert status == 1
-    assert found == disorder.wrong
+    claim, aside = (f"processing/{disorder.crowded}.{suffix}" for suffix in ("gone000000", "left-1"))
+    assert found == disorder.wrong - {("crowded-claim", claim)} | {("leftover", aside)}
     assert repaired == disorder.certain
     after = everything(disorder.base)
     held, crowded = (f"interrupted/{job}".encode() for job in (disorder.held, disorder.crowded))
     record = f"history/{disorder.held}/2.settled".encode()
-    # Of the crowded claim only the job is taken, and what happened to both is recorded.
+    # Of the crowded claim only the job is taken, and what happened to both is recorded. The rest is set aside.
     new = {
+        aside.encode(),
+        f"{aside}/notes.txt".encode(),
         held,
         crowded,
         record,
@@ -234,7 +238,8 @@ def test_repair_does_what_is_certain_and_nothing_else(disorder: Disorder) -> Non
     assert {
         path for path in gone if path not in repaired_paths and path.rpartition(b"/")[0] not in repaired_paths
     } == set()
-    assert gone >= repaired_paths - {f"processing/{disorder.crowded}.gone000000".encode()}
+    assert gone >= repaired_paths
+    assert after[f"{aside}/notes.txt".encode()] == before[f"{claim}/notes.txt".encode()]
     assert {path: after[path] for path in set(before) & set(after)} == {path: before[path] for path in set(after) - new}
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import (
@@ -29,7 +30,7 @@ from helpers import (
     new_id,
     odd_names,
 )
-from pacchettino import CrashDetection, JobInfo, KeepPolicy, Pacchettino, Result, Status
+from pacchettino import CrashDetection, Job, JobInfo, KeepPolicy, Pacchettino, Result, Status
 
 ODD_NAMES = odd_names(
     b"a.12345",
@@ -492,13 +493,13 @@ def test_of_a_dead_claim_only_the_file_of_the_job_is_moved_and_the_rest_is_kept(
     queue_dir: Path, owners: Owners, kind: str, name: bytes | None
 ) -> None:
     owner, entry, bare = getattr(owners, kind)(), in_name(name), in_name(name)
-    claim, file = b"processing/%s.%s/" % (entry, owner), name or b"raw"
-    other_claim = b"processing/%s.%s/" % (bare, owner)
-    others = {claim + b"notes": b"notes", claim + b"raw~": b"more", claim + b"deep/" + file: b"deep"}
-    without = {other_claim + b"another": b"another file and none of the job's"}
-    lay_down(queue_dir, {claim + file: b"payload", **others, **without})
+    claim, file = b"processing/%s." % entry, name or b"raw"
+    other_claim = b"processing/%s." % bare
+    others = {claim + b"%s/notes": b"notes", claim + b"%s/raw~": b"more", claim + b"%s/deep/" + file: b"deep"}
+    rest = {**others, other_claim + b"%s/another": b"another file and none of the job's"}
+    lay_down(queue_dir, {claim + owner + b"/" + file: b"payload", **{path % owner: rest[path] for path in rest}})
     assert use_in_every_way(queue_dir) > 0  # the job is counted, listed, and requeued in the end
-    assert files(queue_dir) == {b"queued/" + entry: b"payload", **others, **without}
+    assert files(queue_dir) == {b"queued/" + entry: b"payload", **{path % b"left-1": rest[path] for path in rest}}
 
 
 @pytest.mark.parametrize("kind", DEAD)
@@ -506,14 +507,15 @@ def test_a_dead_claim_with_further_files_is_interrupted_once(queue_dir: Path, ow
     entry = in_name(None)
     claim = b"processing/%s.%s/" % (entry, getattr(owners, kind)())
     lay_down(queue_dir, {claim + b"raw": b"payload", claim + b"notes": b"notes"})
+    aside = b"processing/%s.left-1/notes" % entry
     queue, seen = consumer(queue_dir)
     for _ in range(3):
         assert queue.receive() == 0
-        assert files(queue_dir) == {b"interrupted/" + entry: b"payload", claim + b"notes": b"notes"}
+        assert files(queue_dir) == {b"interrupted/" + entry: b"payload", aside: b"notes"}
     assert queue.requeue(id_of(entry))
     assert queue.receive() == 1
     assert seen == [(id_of(entry), None, b"payload")]
-    assert files(queue_dir) == {b"success/" + entry: b"payload", claim + b"notes": b"notes"}
+    assert files(queue_dir) == {b"success/" + entry: b"payload", aside: b"notes"}
 
 
 NO_OWNERS = [
@@ -669,8 +671,103 @@ def test_what_is_called_like_a_dead_claim_but_is_no_directory_is_not_followed(qu
     assert everything(queue_dir) == before
 
 
+def recover_as_the_d_library_does(base: Path) -> list[bytes]:
+    """Move any file in a directory with the name of a dead owner's claim to `interrupted/`, over what is there."""
+    moved = []
+    for name in entries(base / "processing"):
+        job, _, owner = name.rpartition(b".")
+        if re.fullmatch(TOKEN, owner) and not (base / "owners" / os.fsdecode(owner)).exists():
+            claim = base / "processing" / os.fsdecode(name)
+            for file in claim.iterdir():
+                file.replace(base / "interrupted" / os.fsdecode(job))
+                moved.append(job)
+            claim.rmdir()
+    return moved
+
+
+def leave_beside(job: Job) -> None:
+    job.path.with_name("movie.mp3").write_bytes(b"sound")
+
+
+SETTLES: dict[str, Callable[[Pacchettino, bool], Any]] = {
+    "one claim": lambda queue, fails: leave_and_settle(queue.claim(), fails),
+    "receive": lambda queue, fails: queue.receive(),
+    "receive_one": lambda queue, fails: queue.receive_one(),
+}
+
+
+def leave_and_settle(job: Job | None, fails: bool) -> None:
+    assert job is not None
+    leave_beside(job)
+    job.fail() if fails else job.succeed()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("way", SETTLES)
+@pytest.mark.parametrize("state", ["failed", "success", None])
+def test_what_a_handler_leaves_beside_its_job_is_no_job_of_a_d_worker(
+    queue_dir: Path, tmp_path: Path, state: str | None, way: str, durable: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = KeepPolicy.NONE if state is None else KeepPolicy.ALL
+    queue = Pacchettino(queue_dir, keep, durable=durable)
+    (tmp_path / "movie.avi").write_bytes(b"pictures")
+    id = queue.send_file(tmp_path / "movie.avi")
+
+    @queue.on_file_received
+    def handle(id: str, name: str, path: Path) -> Result:
+        path.with_suffix(".mp3").write_bytes(b"sound")
+        return Result.FAILED if state == "failed" else Result.SUCCESS
+
+    SETTLES[way](queue, state == "failed")
+    (token,) = (name.decode() for name in entries(queue_dir / "owners"))
+    (queue_dir / "owners" / token).unlink()  # as if it had died now
+    assert recover_as_the_d_library_does(queue_dir) == []
+    entry = b"fle-%b-movie.avi" % id.encode()
+    aside = b"processing/" + entry + b".left-1"
+    kept = {} if state is None else {os.fsencode(state) + b"/" + entry: b"pictures"}
+    assert files(queue_dir) == {aside + b"/movie.mp3": b"sound", **kept}
+    for _ in range(3):
+        assert queue.receive() == 0
+    queue.close()
+    (told,) = (record.getMessage() for record in caplog.records if "movie.mp3" in record.getMessage())
+    assert id in told
+    assert os.fsdecode(aside) in told
+
+
+@pytest.mark.parametrize("name", [None, b"report.pdf"])
+@pytest.mark.parametrize("has_job", [True, False])
+@pytest.mark.parametrize("others", [1, 5])
+def test_what_a_dead_handler_left_beside_its_job_is_no_job_of_a_d_worker(
+    queue_dir: Path, name: bytes | None, has_job: bool, others: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = in_name(name)
+    left = {b"notes-%d" % number: b"notes" for number in range(others)}
+    payload = {name or b"raw": b"payload"} if has_job else {}
+    # Without its file, its handler died between the two renames of its settle.
+    done = {} if has_job else {b"success/" + entry: b"payload"}
+    claim = {**left, **payload}
+    lay_down(queue_dir, {**done, **{b"processing/%b.gone000000/%b" % (entry, file): claim[file] for file in claim}})
+    queue, _ = consumer(queue_dir)
+    for _ in range(3):
+        assert queue.receive() == 0
+    assert recover_as_the_d_library_does(queue_dir) == []
+    aside = {b"processing/%b.left-1/%b" % (entry, file): left[file] for file in left}
+    assert files(queue_dir) == {**aside, **(done or {b"interrupted/" + entry: b"payload"})}
+    (told,) = (record.getMessage() for record in caplog.records if "notes-0" in record.getMessage())
+    assert f"{os.fsdecode(entry)}.left-1" in told
+    assert ("and 2 more" in told) == (others == 5)
+
+
+def test_what_is_set_aside_takes_a_name_that_is_free(queue_dir: Path) -> None:
+    entry = in_name(None)
+    there = {b"processing/%b.left-%d/notes" % (entry, number): b"before" for number in (1, 2)}
+    lay_down(queue_dir, {**there, b"processing/%b.gone000000/notes" % entry: b"notes"})
+    assert use_in_every_way(queue_dir) == 0
+    assert files(queue_dir) == {**there, b"processing/%b.left-3/notes" % entry: b"notes"}
+
+
 @pytest.mark.needs("symlinks", "FIFOs and sockets")
-def test_what_is_in_place_of_the_file_of_a_dead_claim_is_left_alone(queue_dir: Path, outside: Path) -> None:
+def test_what_is_in_place_of_the_file_of_a_dead_claim_is_set_aside(queue_dir: Path, outside: Path) -> None:
     lay_down(queue_dir, {})
 
     def make_path() -> Path:
@@ -681,7 +778,8 @@ def test_what_is_in_place_of_the_file_of_a_dead_claim_is_left_alone(queue_dir: P
     put_what_is_no_file(make_path, outside)
     before = everything(queue_dir)
     assert use_in_every_way(queue_dir) == 0
-    assert everything(queue_dir) == before
+    aside = {path.replace(b".gone000000", b".left-1"): what for path, what in before.items()}
+    assert everything(queue_dir) == aside
 
 
 @pytest.mark.needs("symlinks")

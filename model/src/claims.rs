@@ -20,6 +20,7 @@
 //! | 11 | A directory may be reused if it was seen empty, its path was handed to nobody, and the queue is not durable. |
 //! | 11 | From job to job without a name in between: the next job enters, the directory is seen empty, has the token of the next claim, and gets its name; only then the settled job leaves the table. |
 //! | 16 | A forked child starts anew: it settles nothing, closes the lock files and takes a token of its own. |
+//! | 23 | A directory that still holds something when the job's file has left it gets a name that is no claim's. |
 
 mod order;
 mod search;
@@ -72,10 +73,6 @@ pub enum Without {
     R3OneStep,
     /// 4: a directory that is there already is used.
     R4NeverAdopted,
-    /// 4: a leftover of the own process that can't be removed stays in the way of its job.
-    R4SetAside,
-    /// 4: such a leftover is set aside with the job's file in it.
-    R4SetAsideEmptied,
     /// 4: the job is settled through the directory's name.
     R4Handle,
     /// 5: a rename replaces what has the name.
@@ -132,10 +129,20 @@ pub enum Without {
     R16ClosesJudged,
     /// 16: the child claims under its parent's token.
     R16OwnToken,
+    /// 23: a directory that still holds something when its job is settled keeps its name.
+    R23Settle,
+    /// 23: a directory that still holds something when its job was recovered keeps its name.
+    R23Recovery,
+    /// 23: recovery sets a directory aside with the job's file in it.
+    R23Emptied,
+    /// 23: recovery sets a directory aside that is empty by now.
+    R23NotEmpty,
+    /// 23: two who recover may set one directory aside at a time.
+    R23OneAtATime,
 }
 
 impl Without {
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 40] = [
         Self::R1RenameDecides,
         Self::R2OneTable,
         Self::R2EntersFirst,
@@ -143,8 +150,6 @@ impl Without {
         Self::R2LeavesByWhoEntered,
         Self::R3OneStep,
         Self::R4NeverAdopted,
-        Self::R4SetAside,
-        Self::R4SetAsideEmptied,
         Self::R4Handle,
         Self::R5NoReplace,
         Self::R5NotLinkUnlink,
@@ -173,6 +178,11 @@ impl Without {
         Self::R16ClosesLock,
         Self::R16ClosesJudged,
         Self::R16OwnToken,
+        Self::R23Settle,
+        Self::R23Recovery,
+        Self::R23Emptied,
+        Self::R23NotEmpty,
+        Self::R23OneAtATime,
     ];
 }
 

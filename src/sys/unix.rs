@@ -196,6 +196,17 @@ impl Dir {
         rename_no_replace(AT_FDCWD, path.as_os_str(), self.as_fd(), new_name)
     }
 
+    /// Takes its exclusive `flock(2)` through this handle, or says that somebody has it. Where there are no locks, nobody
+    /// has one.
+    pub(crate) fn try_lock(&self) -> io::Result<bool> {
+        try_lock(self.handle.file()).or_else(|error| if has_no_locks(&error) { Ok(true) } else { Err(error) })
+    }
+
+    /// Gives the lock up, of which a forked child may have a copy.
+    pub(crate) fn unlock(&self) {
+        _ = fs2::FileExt::unlock(self.handle.file());
+    }
+
     /// Flushes the names in it to the disk (`fsync` of the directory).
     pub(crate) fn sync(&self) -> io::Result<()> {
         sync(self.handle.file())

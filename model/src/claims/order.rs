@@ -1,9 +1,9 @@
 //! States that differ in nothing but numbers are one: threads, processes, tokens and identities are put into an order.
 
 use super::world::Thread::{
-    Absent, Chosen, Cleared, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Held, Idle, InTheWay,
-    Judged, Left, Linked, LockOpened, LockTaken, Looked, Made, Moved, Opened, Parted, Removed, Renamed, Same,
-    SeenEmpty, SweepOpened, SweepTaken, Unfit, Unlocked,
+    Abandoned, Absent, Beside, Chosen, Cleared, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Guarded,
+    Held, Idle, Judged, Left, Linked, LockOpened, LockTaken, Looked, Made, Moved, Opened, Parted, Removed, Renamed,
+    Same, SeenEmpty, SweepOpened, SweepTaken, Unfit, UnfitBeside, Unlocked,
 };
 use super::world::{Hold, Process, State, Thread};
 use super::{DIRS, Job, LOCKS, NAMES, Owners, number};
@@ -44,7 +44,13 @@ impl Thread {
     /// All that does not depend on how names and identities are numbered.
     fn kind(self) -> (u8, Job, Option<Hold>, Option<u8>) {
         let hold = match self {
-            Judged(_, hold) | Same(_, hold) | Looked(_, hold) | Emptied(_, _, hold) => Some(hold),
+            Judged(_, hold)
+            | Same(_, hold)
+            | Looked(_, hold)
+            | Emptied(_, hold)
+            | Crowded(_, hold)
+            | Guarded(_, hold)
+            | Abandoned(_, hold) => Some(hold),
             _ => None,
         };
         match self {
@@ -68,10 +74,10 @@ impl Thread {
             Judged(at, _) => (17, at.job, hold, None),
             Same(at, _) => (18, at.job, hold, None),
             Looked(at, _) => (19, at.job, hold, None),
-            Emptied(job, ..) => (20, job, hold, None),
+            Emptied(at, _) => (20, at.job, hold, None),
             SeenEmpty(at) => (21, at.job, hold, None),
-            Crowded(job, _) => (22, job, hold, None),
-            InTheWay(job, _) => (23, job, hold, None),
+            Crowded(at, _) => (22, at.job, hold, None),
+            Guarded(at, _) => (23, at.job, hold, None),
             SweepOpened(_) => (24, 0, hold, None),
             SweepTaken(_) => (25, 0, hold, None),
             Chosen(at, next, _) => (26, at.job, hold, Some(next)),
@@ -79,6 +85,9 @@ impl Thread {
             Renamed(at, last) => (28, at.job, hold, Some(last)),
             Unfit(at, next, _) => (29, at.job, hold, Some(next)),
             Parted(last, next, _) => (30, last, hold, Some(next)),
+            Abandoned(at, _) => (31, at.job, hold, None),
+            Beside(at) => (32, at.job, hold, None),
+            UnfitBeside(at, next, _) => (33, at.job, hold, Some(next)),
         }
     }
 
@@ -91,26 +100,29 @@ impl Thread {
             | Failed(_, name)
             | Left(_, name)
             | Condemned(_, name)
-            | Emptied(_, name, _)
-            | Crowded(_, name)
-            | InTheWay(_, name)
             | Parted(_, _, name) => *name = names.of(*name),
             Opened(at)
             | Held(at, _)
             | Linked(at, ..)
             | Moved(at)
+            | Beside(at)
             | SeenEmpty(at)
             | Chosen(at, ..)
             | Cleared(at, ..)
             | Renamed(at, _)
             | Unfit(at, ..)
+            | UnfitBeside(at, ..)
             | Found(at)
             | Foreign(at)
             | LockOpened(at, _)
             | LockTaken(at, _)
             | Judged(at, _)
             | Same(at, _)
-            | Looked(at, _) => {
+            | Looked(at, _)
+            | Emptied(at, _)
+            | Crowded(at, _)
+            | Guarded(at, _)
+            | Abandoned(at, _) => {
                 at.name = names.of(at.name);
                 at.dir = dirs.of(at.dir);
             }
@@ -118,7 +130,7 @@ impl Thread {
         if let LockOpened(_, lock) | LockTaken(_, lock) = self {
             *lock = locks.of(*lock);
         }
-        if let Chosen(_, _, name) | Cleared(_, _, name) | Unfit(_, _, name) = self {
+        if let Chosen(_, _, name) | Cleared(_, _, name) | Unfit(_, _, name) | UnfitBeside(_, _, name) = self {
             *name = names.of(*name);
         }
     }

@@ -72,6 +72,18 @@ impl Config {
         })
     }
 
+    /// Whether no directory with something in it, but not its job's file, has the name of a living owner's claim.
+    fn leaves_no_claim(&self, state: &State) -> bool {
+        if self.faults > 0 {
+            return true; // what failed is recovery's
+        }
+        state.live().filter_map(|process| process.lock).all(|lock| {
+            let owner = state.locks[usize::from(lock)].name;
+            let mut claims = state.dirs.iter().filter(|dir| dir.name.is_some_and(|(_, name)| name == owner));
+            claims.all(|dir| dir.file.is_some() || !dir.litter)
+        })
+    }
+
     fn actions_of_processes(&self, state: &State, actions: &mut Vec<Action>) {
         let mut choices = Vec::new();
         for (p, process) in state.processes.iter().enumerate() {
@@ -399,9 +411,12 @@ impl Model for Config {
                         });
                         // Where there is a file of that name both are kept.
                         let taken = after.at[usize::from(job)][Interrupted as usize].is_some();
-                        lives || dir.litter || dir.file.is_some() && taken && (config.copy || config.swaps)
+                        lives || dir.file.is_some() && taken && (config.copy || config.swaps)
                     })
                 })
+            }),
+            Property::always("a living owner leaves no claim without its job", |config: &Self, state: &State| {
+                !config.is_quiet(state) || config.leaves_no_claim(state)
             }),
             Property::always("when all are idle, a job that waits can be claimed", |config: &Self, state: &State| {
                 !config.is_quiet(state) || config.can_claim(state)

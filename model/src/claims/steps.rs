@@ -2,9 +2,9 @@
 
 use super::world::Place::{Done, Interrupted, Queued, Scheduled};
 use super::world::Thread::{
-    Absent, Chosen, Cleared, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Held, Idle, InTheWay,
-    Judged, Left, Linked, LockOpened, LockTaken, Looked, Made, Moved, Opened, Parted, Removed, Renamed, Same,
-    SeenEmpty, SweepOpened, SweepTaken, Unfit, Unlocked,
+    Abandoned, Absent, Beside, Chosen, Cleared, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Guarded,
+    Held, Idle, Judged, Left, Linked, LockOpened, LockTaken, Looked, Made, Moved, Opened, Parted, Removed, Renamed,
+    Same, SeenEmpty, SweepOpened, SweepTaken, Unfit, UnfitBeside, Unlocked,
 };
 use super::world::{At, Dir, Do, Hold, Life, LockFile, Process, State, Thread, Unsettled, Verdict, Wrong};
 use super::{Config, File, Inode, Job, LOCKS, Lock, NAMES, Name, Owners, Without, number};
@@ -90,7 +90,9 @@ impl Config {
                     Made(job, name) => Failed(job, name),
                     Opened(at) => Failed(at.job, at.name),
                     Moved(at) | SeenEmpty(at) => self.keep_unsettled(state, p, at, None),
+                    Beside(at) => Removed(at.job),
                     Chosen(at, job, name) | Cleared(at, job, name) => Unfit(at, job, name),
+                    UnfitBeside(at, job, name) => self.part(at, job, name),
                     Unfit(at, job, name) => {
                         self.keep_unsettled(state, p, at, None);
                         Entered(job, name)
@@ -163,6 +165,10 @@ impl Config {
             Moved(at) if self.may_reuse(state, p, at) => SeenEmpty(at),
             Moved(at) => {
                 state.remove_dir(self, p, t, at.job, at.name);
+                if self.leaves_something(state, at) { Beside(at) } else { Removed(at.job) }
+            }
+            Beside(at) => {
+                Self::set_aside(state, at);
                 Removed(at.job)
             }
             SeenEmpty(at) => {
@@ -180,7 +186,11 @@ impl Config {
             }
             Unfit(at, job, name) => {
                 state.remove_dir(self, p, t, at.job, at.name);
-                if self.is_off(Without::R11StaysInTable) { Entered(job, name) } else { Parted(at.job, job, name) }
+                if self.leaves_something(state, at) { UnfitBeside(at, job, name) } else { self.part(at, job, name) }
+            }
+            UnfitBeside(at, job, name) => {
+                Self::set_aside(state, at);
+                self.part(at, job, name)
             }
             Parted(last, job, name) => {
                 state.processes[p].table[usize::from(last)] = None;
@@ -218,7 +228,7 @@ impl Config {
                 if state.dirs[usize::from(self.reached(state, at))].file.is_some() {
                     Looked(at, hold)
                 } else {
-                    Emptied(at.job, at.name, hold)
+                    Emptied(at, hold)
                 }
             }
             Looked(at, hold) => {
@@ -228,32 +238,32 @@ impl Config {
                 {
                     state.dirs[usize::from(dir)].file = None;
                 }
-                Emptied(at.job, at.name, hold)
+                Emptied(at, hold)
             }
-            Emptied(job, name, hold) => {
-                state.remove_dir(self, p, t, job, name);
-                let is_there = state.dir_named(job, name).is_some();
-                if is_there && hold == Hold::Table && !self.is_off(Without::R4SetAside) {
-                    Crowded(job, name)
-                } else {
-                    Idle
-                }
+            Emptied(at, hold) => {
+                state.remove_dir(self, p, t, at.job, at.name);
+                let is_there = state.dir_named(at.job, at.name).is_some();
+                if is_there && !self.is_off(Without::R23Recovery) { Crowded(at, hold) } else { Idle }
+            }
+            Crowded(at, hold) => {
+                let is_guarded = state
+                    .all_threads()
+                    .any(|(_, other)| matches!(other, Guarded(its, _) | Abandoned(its, _) if its.dir == at.dir));
+                if is_guarded && !self.is_off(Without::R23OneAtATime) { Idle } else { Guarded(at, hold) }
+            }
+            // What is beside the job's file stays, and keeps the directory; the file can only leave.
+            Guarded(at, hold) => {
+                let dir = state.dirs[usize::from(at.dir)];
+                let is_left = (dir.litter || self.is_off(Without::R23NotEmpty) || self.is_off(Without::R23Emptied))
+                    && (dir.file.is_none() || self.is_off(Without::R23Emptied));
+                if is_left && state.dir_named(at.job, at.name) == Some(at.dir) { Abandoned(at, hold) } else { Idle }
+            }
+            Abandoned(at, _) => {
+                state.rename_aside(at.job, at.name);
+                Idle
             }
             Left(job, name) => {
                 state.remove_dir(self, p, t, job, name);
-                Idle
-            }
-            Crowded(job, name) => {
-                if state.at[usize::from(job)][Queued as usize].is_some() && !self.is_file_in(state, job, name) {
-                    InTheWay(job, name)
-                } else {
-                    Idle
-                }
-            }
-            InTheWay(job, name) => {
-                if let Some(dir) = state.dir_named(job, name) {
-                    state.dirs[usize::from(dir)].name = None; // it has another name that is no claim's
-                }
                 Idle
             }
             SweepOpened(lock) if state.is_locked(lock) => Idle,
@@ -319,10 +329,22 @@ impl Config {
         }
     }
 
-    /// Whether the job's file is still in it. One of that name may be in `interrupted/`, which holds it up.
-    pub(super) fn is_file_in(&self, state: &State, job: Job, name: Name) -> bool {
-        let dir = state.dir_named(job, name).map(|dir| state.dirs[usize::from(dir)]);
-        dir.is_some_and(|dir| dir.file.is_some()) && !self.is_off(Without::R4SetAsideEmptied)
+    /// Whether there is something beside the job's file in a claim's directory, so that it can't be removed.
+    fn leaves_something(&self, state: &State, at: At) -> bool {
+        state.dir_named(at.job, at.name).is_some() && !self.is_off(Without::R23Settle)
+    }
+
+    /// Gives a settled claim's directory a name that is no claim's. One step for the look at the name and the rename:
+    /// nobody else touches the directory of a living owner that is not empty.
+    fn set_aside(state: &mut State, at: At) {
+        if state.dir_named(at.job, at.name) == Some(at.dir) {
+            state.rename_aside(at.job, at.name);
+        }
+    }
+
+    /// The settled claim's directory is gone, and another one is to be made.
+    fn part(&self, at: At, job: Job, name: Name) -> Thread {
+        if self.is_off(Without::R11StaysInTable) { Entered(job, name) } else { Parted(at.job, job, name) }
     }
 
     /// The directory that recovery moves a file out of.
@@ -513,7 +535,7 @@ impl Config {
     /// `owner::is_alive`, up to where it has the lock file open.
     pub(super) fn judge(&self, state: &State, at: At) -> Thread {
         if self.is_off(Without::R6LiveEmptyStays) && state.dirs[usize::from(at.dir)].file.is_none() {
-            return Emptied(at.job, at.name, Hold::Nothing);
+            return Emptied(at, Hold::Nothing);
         }
         let dead = match self.owners {
             Owners::Tokens => {

@@ -78,6 +78,8 @@ pub enum Thread {
     /// The file has two names. Only without the rule against it.
     Linked(At, File, Place),
     Moved(At),
+    /// The directory can't be removed, since there is something else in it.
+    Beside(At),
     /// It has seen that the directory is empty.
     SeenEmpty(At),
     // From job to job
@@ -89,6 +91,8 @@ pub enum Thread {
     Renamed(At, Job),
     /// The directory can't be the next job's, and is to go.
     Unfit(At, Job, Name),
+    /// It can't be removed either, since there is something in it.
+    UnfitBeside(At, Job, Name),
     /// It is gone, and the settled job is still in the table.
     Parted(Job, Job, Name),
     /// It has left the table before the directory is gone. Only without the rule against it.
@@ -103,19 +107,21 @@ pub enum Thread {
     Judged(At, Hold),
     Same(At, Hold),
     Looked(At, Hold),
-    Emptied(Job, Name, Hold),
-    /// A leftover of its own process could not be removed.
-    Crowded(Job, Name),
-    /// It is in the way of a job that waits.
-    InTheWay(Job, Name),
+    Emptied(At, Hold),
+    /// The directory can't be removed.
+    Crowded(At, Hold),
+    /// It is locked against others that recover.
+    Guarded(At, Hold),
+    /// Its name still means it, and something is in it, but not the job's file.
+    Abandoned(At, Hold),
     // Sweep
     SweepOpened(Lock),
     SweepTaken(Lock),
 }
 use Thread::{
-    Absent, Chosen, Cleared, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Held, Idle, InTheWay,
-    Judged, Left, Linked, LockOpened, LockTaken, Looked, Made, Moved, Opened, Parted, Removed, Renamed, Same,
-    SeenEmpty, SweepOpened, SweepTaken, Unfit, Unlocked,
+    Abandoned, Absent, Beside, Chosen, Cleared, Condemned, Crowded, Emptied, Entered, Failed, Foreign, Found, Guarded,
+    Held, Idle, Judged, Left, Linked, LockOpened, LockTaken, Looked, Made, Moved, Opened, Parted, Removed, Renamed,
+    Same, SeenEmpty, SweepOpened, SweepTaken, Unfit, UnfitBeside, Unlocked,
 };
 
 /// Whether a thread that recovers holds the table's lock all the while.
@@ -243,18 +249,31 @@ impl Thread {
             | Held(at, _)
             | Linked(at, ..)
             | Moved(at)
+            | Beside(at)
             | SeenEmpty(at)
             | Chosen(at, ..)
             | Cleared(at, ..)
             | Renamed(at, _)
             | Unfit(at, ..)
-            | Found(at)
+            | UnfitBeside(at, ..) => Some(at.dir),
+            _ => self.recovers().map(|at| at.dir),
+        }
+    }
+
+    /// The claim that it has found, if it recovers one.
+    fn recovers(self) -> Option<At> {
+        match self {
+            Found(at)
             | Foreign(at)
             | LockOpened(at, _)
             | LockTaken(at, _)
             | Judged(at, _)
             | Same(at, _)
-            | Looked(at, _) => Some(at.dir),
+            | Looked(at, _)
+            | Emptied(at, _)
+            | Crowded(at, _)
+            | Guarded(at, _)
+            | Abandoned(at, _) => Some(at),
             _ => None,
         }
     }
@@ -267,11 +286,13 @@ impl Thread {
             | Held(at, _)
             | Linked(at, ..)
             | Moved(at)
+            | Beside(at)
             | SeenEmpty(at)
             | Chosen(at, ..)
             | Cleared(at, ..)
             | Renamed(at, _)
-            | Unfit(at, ..) => Some((at.job, at.name)),
+            | Unfit(at, ..)
+            | UnfitBeside(at, ..) => Some((at.job, at.name)),
             _ => None,
         }
     }
@@ -284,6 +305,7 @@ impl Thread {
             | Cleared(_, job, _)
             | Renamed(_, job)
             | Unfit(_, job, _)
+            | UnfitBeside(_, job, _)
             | Parted(job, ..) => Some(job),
             _ => None,
         };
@@ -292,17 +314,8 @@ impl Thread {
 
     pub(super) fn names(self) -> Option<Name> {
         match self {
-            Left(_, name) | Condemned(_, name) | Emptied(_, name, _) | Crowded(_, name) | InTheWay(_, name) => {
-                Some(name)
-            }
-            Found(at)
-            | Foreign(at)
-            | LockOpened(at, _)
-            | LockTaken(at, _)
-            | Judged(at, _)
-            | Same(at, _)
-            | Looked(at, _) => Some(at.name),
-            _ => self.claim().map(|(_, name)| name),
+            Left(_, name) | Condemned(_, name) => Some(name),
+            _ => self.recovers().map(|at| at.name).or_else(|| self.claim().map(|(_, name)| name)),
         }
     }
 
@@ -319,12 +332,13 @@ impl Thread {
         matches!(
             self,
             Unlocked(..)
-                | Crowded(..)
-                | InTheWay(..)
                 | Judged(_, Hold::Table)
                 | Same(_, Hold::Table)
                 | Looked(_, Hold::Table)
-                | Emptied(_, _, Hold::Table)
+                | Emptied(_, Hold::Table)
+                | Crowded(_, Hold::Table)
+                | Guarded(_, Hold::Table)
+                | Abandoned(_, Hold::Table)
         )
     }
 }
@@ -485,6 +499,13 @@ impl State {
             self.handed &= !(1 << file);
         }
         true
+    }
+
+    /// Gives whatever has that name by now one that is no claim's.
+    pub(super) fn rename_aside(&mut self, job: Job, name: Name) {
+        if let Some(dir) = self.dir_named(job, name) {
+            self.dirs[usize::from(dir)].name = None;
+        }
     }
 
     /// `rmdir`, by a thread of a process.
