@@ -32,10 +32,15 @@ impl Handle {
 
     /// Whether the descriptor still is the file that was opened. Files that are none, such as those of `inotify` and
     /// `epoll`, can't be told from each other.
+    ///
+    /// If the system can't answer, the descriptor counts as intact: the next call that uses it fails with the true error.
     #[cfg_attr(windows, allow(clippy::unused_self, reason = "elsewhere it is asked"))]
     pub(crate) fn is_intact(&self) -> bool {
         #[cfg(unix)]
-        return unix::identity(&self.file).is_ok_and(|now| now == self.identity);
+        return match unix::identity(&self.file) {
+            Ok(now) => now == self.identity,
+            Err(error) => error.raw_os_error() != Some(nix::libc::EBADF),
+        };
         // Handles are closed by those who have them.
         #[cfg(windows)]
         true
@@ -50,7 +55,12 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.is_intact() {
+        // If the system can't answer, the descriptor stays open: it may be somebody else's.
+        #[cfg(unix)]
+        let is_ours = unix::identity(&self.file).is_ok_and(|now| now == self.identity);
+        #[cfg(windows)]
+        let is_ours = true;
+        if is_ours {
             // SAFETY: dropped once, here, and not used after.
             unsafe { ManuallyDrop::drop(&mut self.file) };
         }

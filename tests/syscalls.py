@@ -40,11 +40,15 @@ SECCOMP_FILTER_FLAG_NEW_LISTENER = 1 << 3
 SECCOMP_RET_ALLOW = 0x7FFF0000
 SECCOMP_RET_USER_NOTIF = 0x7FC00000
 SECCOMP_USER_NOTIF_FLAG_CONTINUE = 1
+AT_EMPTY_PATH = 0x1000
 BPF_LOAD_CALL, BPF_JUMP_IF_EQUAL, BPF_RETURN = 0x20, 0x15, 0x06
 NOTIFICATION = struct.Struct("=QIIiIQ6Q")  # id, pid, flags, call, architecture, instruction, arguments
 RESPONSE = struct.Struct("=QqiI")  # id, value, error, flags
+DESCRIPTOR = struct.Struct("=QIIII")  # id, flags, number here, number there, flags there
 SECCOMP_IOCTL_NOTIF_RECV = 0xC0002100 | NOTIFICATION.size << 16
 SECCOMP_IOCTL_NOTIF_SEND = 0xC0002101 | RESPONSE.size << 16
+SECCOMP_IOCTL_NOTIF_ADDFD = 0x40002103 | DESCRIPTOR.size << 16
+SECCOMP_ADDFD_FLAG_SETFD = 1
 
 libc = ctypes.CDLL(None, use_errno=True)
 libseccomp: ctypes.CDLL | None = None
@@ -149,19 +153,31 @@ def _meet(
                 fcntl.ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, notification)
             except FileNotFoundError:  # it ended
                 return
-            identity, _, _, call, *_ = NOTIFICATION.unpack(notification)
+            identity, _, _, call, _, _, *arguments = NOTIFICATION.unpack(notification)
             name = _name(call)
+            if name == "newfstatat" and arguments[3] & AT_EMPTY_PATH:
+                name = "fstat"  # as glibc asks for it
             number += 1
             yield name
             fate = decide(number, name)
             if fate == DEATH:
                 os.kill(pid, signal.SIGKILL)  # before the descriptor is closed, or the call would just fail
                 return
+            if fate is not None and name == "close":
+                _close(listener, identity, arguments[0])
             error, flags = (0, SECCOMP_USER_NOTIF_FLAG_CONTINUE) if fate is None else (-fate.error, 0)
             fcntl.ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, RESPONSE.pack(identity, 0, error, flags))
     finally:
         if listener is not None:
             os.close(listener)
+
+
+def _close(listener: int, identity: int, number: int) -> None:
+    """Close the file that a stopped process has there: on Linux a close that fails is done. The number stays in use."""
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    addition = DESCRIPTOR.pack(identity, SECCOMP_ADDFD_FLAG_SETFD, nothing, number, os.O_CLOEXEC)
+    fcntl.ioctl(listener, SECCOMP_IOCTL_NOTIF_ADDFD, addition)
+    os.close(nothing)
 
 
 def _number(name: str) -> int:
