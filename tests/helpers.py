@@ -7,6 +7,8 @@ import atexit
 import copy
 import ctypes
 import functools
+import importlib
+import logging
 import mmap
 import multiprocessing
 import multiprocessing.connection
@@ -321,7 +323,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(*arguments: str | Path, input: bytes | str = b"", status: int = 0, error: str = "", **options: Any) -> str:
-    """Run the command, and give what it prints. It must end as is said, and complain of that alone."""
+    """Run the command as a process, and give what it prints. It must end as is said, and complain of that alone."""
     options.setdefault("env", environment())
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
@@ -331,14 +333,99 @@ def run(*arguments: str | Path, input: bytes | str = b"", status: int = 0, error
         timeout=PATIENCE,
         **options,
     )
-    said = done.stderr.decode(errors="replace")
-    assert done.returncode == status, said
-    assert "Traceback" not in said
+    return _judged(done.returncode, done.stdout, done.stderr, status, error)
+
+
+def call(
+    *arguments: str | Path,
+    input: bytes | str = b"",
+    status: int = 0,
+    error: str = "",
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> str:
+    """Run the command as `run` does, but in this process, which is as before when it ends: that takes a tenth."""
+    return _judged(*call_main(*arguments, input=input, cwd=cwd, env=env), status, error)
+
+
+def _judged(code: int, printed: bytes, said: bytes, status: int, error: str) -> str:
+    text = said.decode(errors="replace")
+    assert code == status, text
+    assert "Traceback" not in text
     if error:
-        assert error in said
+        assert error in text
     else:
-        assert said == ""
-    return done.stdout.decode()
+        assert text == ""
+    return printed.decode()
+
+
+def call_main(
+    *arguments: str | Path, input: bytes | str = b"", cwd: Path | None = None, env: dict[str, str] | None = None
+) -> tuple[int, bytes, bytes]:
+    """Run the command in this process. Give its exit status, and what it printed and complained of."""
+    from pacchettino._command import main
+
+    with standard_files(input.encode() if isinstance(input, str) else input) as (output, errors), _unchanged(cwd, env):
+        try:
+            code = main([*map(str, arguments)])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        printed, said = (os.pread(file.fileno(), 1 << 30, 0) for file in (output, errors))
+    return code, printed, said
+
+
+@contextmanager
+def standard_files(input: bytes) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Have standard input from a file, output and errors in files: for Python, and for programs that are started."""
+    streams, kept = (sys.stdin, sys.stdout, sys.stderr), [os.dup(number) for number in range(3)]
+    with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        read.write(input)
+        read.seek(0)
+        try:
+            for number, file in enumerate((read, output, errors)):
+                os.dup2(file.fileno(), number)
+            with (
+                open(0, encoding="utf-8", errors="surrogateescape", closefd=False) as sys.stdin,
+                open(1, "w", encoding="utf-8", closefd=False) as sys.stdout,
+                open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False) as sys.stderr,
+            ):
+                yield output, errors
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = streams
+            for number, before in enumerate(kept):
+                os.dup2(before, number)
+                os.close(before)
+
+
+@contextmanager
+def _unchanged(cwd: Path | None, env: dict[str, str] | None) -> Iterator[None]:
+    """Have another directory and environment, and no log but standard error; undo that, and what a command changes."""
+    directory, variables, path, modules = Path.cwd(), dict(os.environ), list(sys.path), set(sys.modules)
+    loggers = [logging.getLogger(name) for name in (None, "pacchettino", "pacchettino.work")]
+    settings = [(list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
+    try:
+        loggers[0].handlers.clear()
+        if cwd is not None:
+            os.chdir(cwd)
+        if env is not None:
+            os.environ.clear()
+            os.environ.update(env)
+        importlib.invalidate_caches()  # of a directory that the test has just filled
+        yield
+    finally:
+        for logger, (handlers, level, propagate) in zip(loggers, settings, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagate
+            logger.setLevel(level)
+        if env is not None:
+            os.environ.clear()
+            os.environ.update(variables)
+        os.chdir(directory)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            if cwd is not None and (getattr(sys.modules[name], "__file__", None) or "").startswith(f"{cwd}{os.sep}"):
+                del sys.modules[name]
 
 
 @contextmanager

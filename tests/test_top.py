@@ -13,15 +13,23 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 import pytest
-from helpers import Peer, until
-from pacchettino import Fail, Pacchettino, Retry, Status
+from helpers import Peer, call, until
+from pacchettino import Fail, Pacchettino, Retry, Status, _core
+from pacchettino._command import top
 
 TOP = f"{shlex.quote(sys.executable)} -W error -m pacchettino top"
 PATIENCE = 20
 ODD_NAME = "a\x1b[2Jb\nc\t\u202e\udcff.txt"
 ODD_NAME_SHOWN = r"a\x1b[2Jb\nc\t\u202e\xff.txt"
+
+
+@pytest.fixture
+def queue_dir(quick_dir: Path) -> Path:
+    """What is shown of a queue does not depend on the disk."""
+    return quick_dir / "queue"
 
 
 class Terminal:
@@ -83,13 +91,15 @@ def terminal(queue: Pacchettino, tmp_path: Path) -> Iterator[Open]:
         pytest.skip("NOT TESTED: needs tmux")
     opened: list[Terminal] = []
 
-    def open(width: int = 80, height: int = 24, options: str = "", command: str = TOP, **environment: str) -> Terminal:
+    def open(
+        width: int = 80, height: int = 24, options: str = "--interval 0.1", command: str = TOP, **environment: str
+    ) -> Terminal:
         script = f"""
             cd {shlex.quote(str(tmp_path))}
             trap : INT TERM HUP
             echo the shell
             stty -g > before
-            {command} {options} queue 2> errors
+            {command} {options} {shlex.quote(str(queue.base_dir))} 2> errors
             echo $? > status
             stty -g > after
             mv status ended
@@ -100,6 +110,7 @@ def terminal(queue: Pacchettino, tmp_path: Path) -> Iterator[Open]:
     yield open
     for terminal in opened:
         terminal.close()
+    until(lambda: not _tops(tmp_path))
 
 
 def fill(queue: Pacchettino, tmp_path: Path) -> dict[str, str]:
@@ -186,6 +197,26 @@ def test_more_than_fits_is_scrolled_to_the_chosen_job(queue: Pacchettino, termin
     screen.shows(oldest, f"number {oldest[-4:]}")
 
 
+def test_ids_names_and_reasons_take_the_width_that_there_is(queue: Pacchettino, terminal: Open) -> None:
+    ids = []
+    for name, reason in (("a" * 50, "x" * 70), ("b" * 30, "why")):
+        file = queue.base_dir.parent / name
+        file.touch()
+        ids.append(queue.send_file(file))
+        job = queue.claim()
+        assert job is not None
+        job.fail(reason)
+    wide = terminal(190, 12)
+    wide.shows(f"{ids[0]} {'a' * 50} failed      {'x' * 70}", f"{ids[1]} {'b' * 30}")
+    narrow = terminal(80, 12)
+    narrow.shows(f"..{ids[1][-12:]} {'b' * 20}", "failed      why")
+    queue.cleanup()
+    queue.send_data("a")
+    queue.claim().fail("x" * 100)  # type: ignore[union-attr]
+    (job_info,) = queue.jobs(Status.FAILED)
+    narrow.shows(f"{job_info.id} failed      xxxxxxx")
+
+
 def test_colours_are_left_out_where_they_are_not_wanted(filled: dict[str, str], terminal: Open) -> None:
     coloured = terminal()
     coloured.shows("ValueError")
@@ -227,6 +258,37 @@ def test_its_keys_choose_show_requeue_pause_and_quit(
     until((tmp_path / "ended").exists)
     assert (tmp_path / "ended").read_text() == "0\n"
     assert (tmp_path / "errors").read_text() == ""
+
+
+def test_a_chosen_job_stays_chosen_wherever_it_goes(queue: Pacchettino, terminal: Open) -> None:
+    queue.send_many(["a", "b", "c"])
+    with Peer(queue.base_dir) as peer:
+        first, second, third = peer("jobs = [queue.claim(fifo=True) for _ in range(3)]; [job.id for job in jobs]")
+        screen = terminal(100, 24)
+        screen.shows(first, second, third)
+        screen.press("Down", "Down")
+        peer("jobs[1].fail('no luck')")
+        screen.shows("working (2)", "no luck")
+        screen.press("Enter")  # it is another line now
+        screen.shows(second, "state    failed", "attempt 1 failed")
+        screen.press("Escape")
+        screen.press("Up")
+        peer("jobs[2].succeed()")
+        screen.shows("working (1)", f"chosen: {third} is success")
+        screen.press("Enter")
+        screen.shows(third, "state    success")
+        screen.press("Escape")
+        screen.shows("last failures")
+        screen.press("Down", "Enter")  # what has its place now
+        screen.shows(second, "state    failed")
+        screen.press("Escape", "Up", "Enter")
+        screen.shows(first, "state    processing")
+        screen.press("Escape")
+        peer("jobs[0].succeed()")
+        screen.shows(f"chosen: {first} is success")
+        screen.press("r")
+        screen.shows(f"requeued {first}")
+        assert queue.is_queued(first)
 
 
 def test_a_held_job_is_shown_and_not_requeued(queue: Pacchettino, terminal: Open) -> None:
@@ -289,12 +351,13 @@ def _tops(directory: Path) -> list[int]:
     return found
 
 
-def test_trouble_is_told_and_over_when_it_is(queue: Pacchettino, terminal: Open, tmp_path: Path) -> None:
+def test_trouble_is_told_and_over_when_it_is(queue: Pacchettino, terminal: Open) -> None:
     screen = terminal()
     screen.shows("queued 0")
-    queue.base_dir.rename(tmp_path / "away")
+    away = queue.base_dir.with_name("away")
+    queue.base_dir.rename(away)
     screen.shows("No such file or directory")
-    (tmp_path / "away").rename(queue.base_dir)
+    away.rename(queue.base_dir)
     queue.send_data("a")
     screen.shows("queued 1")
     until(lambda: "No such file" not in screen.text())
@@ -327,6 +390,23 @@ def test_into_a_pipe_it_prints_and_a_pipe_closed_early_is_no_trouble(
         assert running.wait() == -signal.SIGPIPE
 
 
+def test_each_failure_is_printed_once(queue: Pacchettino, filled: dict[str, str]) -> None:
+    with start(queue, "--interval", "0.1") as running:
+        assert running.stdout is not None
+        seen: list[str] = []
+        later = ""
+        while sum("queued " in line for line in seen) < 8:
+            seen.append(running.stdout.readline())
+            if not later and len([line for line in seen if "queued " in line]) == 4:
+                job = queue.claim()
+                assert job is not None
+                later = job.id
+                job.fail("later")
+        running.kill()
+    for id in (filled["failed"], filled["odd"], later):
+        assert sum(id in line for line in seen) == 1
+
+
 def test_jobs_that_are_deleted_when_they_are_done_count_as_settled(queue: Pacchettino) -> None:
     with start(queue, "--interval", "0.2") as running, Pacchettino(queue.base_dir, Pacchettino.KeepPolicy.NONE) as fast:
         assert running.stdout is not None
@@ -357,30 +437,38 @@ def test_without_rich_it_prints_on_a_terminal_as_well(filled: dict[str, str], te
     assert (tmp_path / "errors").read_text() == "pip install 'pacchettino[top]' makes this a screen with keys\n"
 
 
-def test_a_large_queue_is_read_seldom(quick_dir: Path) -> None:
-    with Pacchettino(quick_dir / "queue") as queue:
-        for _ in range(10):
-            queue.send_many(["a"] * 10_000)
-        with start(queue, "--interval", "0.1") as running:
-            assert running.stdout is not None
-            running.stdout.readline()
-            began = time.monotonic()
-            for _ in range(6):  # three readings: each prints two lines
-                assert running.stdout.readline()
-            passed = time.monotonic() - began
-            running.kill()
+class Enough(Exception):
+    pass
 
-        def reading() -> float:
-            began = time.monotonic()
-            queue.stats()
-            return time.monotonic() - began
 
-        assert passed > 3 * 5 * min(reading() for _ in range(5))
+def test_a_large_queue_is_read_seldom(queue: Pacchettino, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep, rests = time.sleep, []
+
+    class Large:
+        """A queue that takes long to read."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(queue._core, name)
+
+        def survey(self, since: int, failures: int) -> object:
+            sleep(0.05)
+            return queue._core.survey(since, failures)
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 3:
+            raise Enough
+
+    monkeypatch.setattr(time, "sleep", rest)
+    with pytest.raises(Enough):
+        top._print_on(top.Readings(cast(_core.Queue, Large()), 0.1))
+    assert min(rests) >= 10 * 0.05
+    rests.clear()
+    with pytest.raises(Enough):
+        top._print_on(top.Readings(queue._core, 7))
+    assert rests == [7, 7, 7]
 
 
 def test_where_there_is_no_queue_none_is_made(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "pacchettino", "top", str(tmp_path / "queue")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "there is no queue here" in done.stderr
+    call("top", tmp_path / "queue", status=2, error="there is no queue here")
     assert not (tmp_path / "queue").exists()

@@ -157,7 +157,9 @@ def usage(parser: argparse.ArgumentParser) -> str:
         action for action in parser._actions if not action.option_strings and action.help != argparse.SUPPRESS
     ]
     names = [
-        {"*": f"[{action.metavar}...]", "+": f"{action.metavar}..."}.get(str(action.nargs), str(action.metavar))
+        {"*": f"[{action.metavar}...]", "?": f"[{action.metavar}]", "+": f"{action.metavar}..."}.get(
+            str(action.nargs), str(action.metavar)
+        )
         for action in positional
     ]
     return " ".join([parser.prog.split()[0], parser.prog.split()[-1], *names, "[OPTION...]"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import inspect
 import math
@@ -33,14 +32,11 @@ from pacchettino._retry import (
     summary,
     told_at_length,
 )
-from pacchettino._stats import Stats
 from pacchettino._telling import about, called, logger, tell_moved, tell_settled, tell_taken
 from pacchettino._types import (
     LAST_MILLISECOND,
-    Attempt,
     CrashDetection,
     Duration,
-    JobInfo,
     KeepPolicy,
     NotKeptError,
     Result,
@@ -50,6 +46,7 @@ from pacchettino._types import (
     seconds,
     whole_number,
 )
+from pacchettino._views import Attempt, JobInfo, Stats
 from pacchettino._work import Threads, Work
 
 if TYPE_CHECKING:
@@ -60,10 +57,6 @@ FileHandler: TypeAlias = Callable[[str, str, Path], Result | None]
 D = TypeVar("D", bound=DataHandler)
 F = TypeVar("F", bound=FileHandler)
 H = TypeVar("H", bound=Hook)
-
-# Daemon threads stay out of an interpreter that ends. Lock files of a process that ends in order go with it; those of
-# one that dies are noticed by their lock.
-atexit.register(_core.release_all)
 
 
 class Pacchettino:

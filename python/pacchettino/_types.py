@@ -1,16 +1,11 @@
-"""The words of the queue: enums, listings, errors, durations."""
+"""The words of the queue: enums, errors, durations. All else imports this, so it imports little."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-from pacchettino import _core
+from typing import TypeAlias
 
 Duration: TypeAlias = int | float | timedelta
 """Seconds, or a `timedelta`."""
@@ -77,115 +72,6 @@ class SendError(PacchettinoError, OSError):
 
     sent: list[str]
     """The ids of the jobs that exist, in the order of the items sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """An attempt at a job that did not simply succeed, as `Pacchettino.history` shows it."""
-
-    attempt: int
-    """Which attempt it was, from 1; 0 for a requeue, after which attempts are counted anew."""
-    ended: Literal["retry", "failed", "interrupted", "requeued"]
-    """How it ended. `"requeued"` is no attempt: somebody put the job back."""
-    at: datetime
-    """When, UTC."""
-    due: datetime | None
-    """When the next attempt was due, UTC; `None` if there was to be none."""
-    host: str
-    """The machine on which this was recorded."""
-    pid: int
-    """The process that recorded it; of a consumer that died, the one that noticed."""
-    owner: str | None
-    """Who held the job: a PID, or the name of a lock file in `owners/`."""
-    reason: str | None
-    """What was said of it, in a few words: at most a thousand characters."""
-    traceback: str | None
-    """The traceback of the exception, or its last 16,000 characters."""
-    settled: bool
-    """Whether the job was moved as this says. If not, its consumer died just then, before that or just after."""
-
-    @staticmethod
-    def _of(record: _core.Record) -> Attempt:
-        return Attempt(
-            record.attempt,
-            record.ended,
-            from_milliseconds(record.at),
-            None if record.due is None else from_milliseconds(record.due),
-            record.host,
-            record.pid,
-            record.owner,
-            record.reason,
-            record.traceback,
-            record.is_settled,
-        )
-
-
-class _Listed:
-    """Has a place for what the core tells of a job, apart from the fields."""
-
-    __slots__ = ("_row",)
-
-    _row: _core.Row
-
-
-@dataclass(frozen=True, slots=True)
-class JobInfo(_Listed):
-    """A job as `Pacchettino.jobs` shows it."""
-
-    id: str
-    """The job's UUID."""
-    entry: str
-    """The name of its file: `raw-<uuid>` or `fle-<uuid>-<name>`."""
-    kind: Literal["data", "file"]
-    """Whether it carries bytes, or a file with a name."""
-    name: str | None
-    """The base name of a file job, `None` for a data job."""
-    status: Status
-    """The state that was listed."""
-    path: Path
-    """Where its file is in that state. It moves when the job's state changes."""
-    sent_at: datetime
-    """When it was sent, UTC."""
-    due: datetime | None
-    """When a scheduled job is due, UTC."""
-    owner: str | None
-    """Who holds a job that is being processed: a PID, or the name of a lock file in `owners/`."""
-
-    # Of a million jobs listed most are only counted, or looked at by one field: a field gets its value when it is first
-    # asked for. To make all of them takes twenty times as long as to list the job.
-
-    @staticmethod
-    def _of(row: _core.Row) -> JobInfo:
-        job = _new(JobInfo)
-        _set_row(job, row)
-        return job
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Give a field its value; Python comes here where there is none."""
-            make = _MAKE.get(name)
-            if make is None:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            value = make(self._row)
-            object.__setattr__(self, name, value)
-            return value
-
-
-_new = object.__new__
-_set_row = _Listed.__dict__["_row"].__set__
-
-_MAKE: dict[str, Callable[[_core.Row], Any]] = {
-    "id": lambda row: row.id,
-    "entry": lambda row: row.entry,
-    "kind": lambda row: "data" if row.name is None else "file",
-    "name": lambda row: row.name,
-    "status": lambda row: Status(row.state),
-    "path": lambda row: Path(row.path),
-    "sent_at": lambda row: from_milliseconds(row.sent_at),
-    "due": lambda row: None if row.due is None else from_milliseconds(row.due),
-    "owner": lambda row: row.owner,
-}
 
 
 def whole_number(value: object, what: str, least: int) -> int:

@@ -32,27 +32,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from pacchettino import _core, _types
+from pacchettino import (
+    Attempt,
+    CrashDetection,
+    JobInfo,
+    KeepPolicy,
+    Pacchettino,
+    QueueFull,
+    Result,
+    Stats,
+    Status,
+    _core,
+    _types,
+)
 from pacchettino._aio_wait import Glance, Waits, ended
 from pacchettino._aio_work import Run
 from pacchettino._job import Handling, Hook, Job, current, warn_of_drop
 from pacchettino._limits import next_look, wait_for_room
-from pacchettino._queue import Pacchettino, check_arguments, timeout_seconds
+from pacchettino._queue import check_arguments, timeout_seconds
 from pacchettino._retry import ENDS, RetryDelay
-from pacchettino._stats import Stats
 from pacchettino._telling import about, logger, tell_taken
-from pacchettino._types import (
-    Attempt,
-    CrashDetection,
-    Duration,
-    JobInfo,
-    KeepPolicy,
-    QueueFull,
-    Result,
-    Status,
-    finite_seconds,
-    whole_number,
-)
+from pacchettino._types import Duration, finite_seconds, whole_number
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on

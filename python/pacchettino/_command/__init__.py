@@ -5,15 +5,36 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from importlib import import_module
 from typing import Any, NoReturn
 
-from pacchettino import KeepPolicy, Pacchettino, PacchettinoError
-from pacchettino._command.output import safe
+from pacchettino import _core
+from pacchettino._command.output import columns, safe
+from pacchettino._types import KeepPolicy, PacchettinoError
+
+# A short command is mostly the start of Python and of what it imports, so each imports only what it needs. All but
+# `work` do without the package's Python layer, which also has what runs handlers.
+SUBCOMMANDS = {
+    "send": "send",
+    "work": "work",
+    "status": "look",
+    "ls": "look",
+    "show": "look",
+    "requeue": "change",
+    "cancel": "change",
+    "cleanup": "change",
+    "pause": "change",
+    "resume": "change",
+    "top": "top",
+    "check": "check",
+}
+"""The module of each subcommand."""
+
+DIRECTORIES = ("queued", "processing", "success", "failed", "interrupted", "scheduled", "tmp", "owners")
+"""What a queue's directory holds, whoever made it."""
 
 KEPT = {"success": KeepPolicy.SUCCESS, "failed": KeepPolicy.FAILED, "interrupted": KeepPolicy.INTERRUPTED}
 
@@ -75,6 +96,8 @@ def drop_output() -> None:
 def die_by(name: str) -> int:
     """End as a program does that has no handler for this signal, so that a shell sees what it expects."""
     if sys.platform != "win32":
+        import signal
+
         number = signal.Signals[name]
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -84,33 +107,37 @@ def die_by(name: str) -> int:
 # Arguments
 
 
-def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """What understands the arguments: the command, and each of its subcommands by name."""
-    from pacchettino._command import change, check, look, send, top, work
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Knows the width without `shutil`: one is made for each argument, also where no help is asked for."""
 
+    def __init__(self, prog: str, **more: Any) -> None:
+        super().__init__(prog, width=columns() - 2, **more)
+
+
+def parsers(names: Iterable[str] = SUBCOMMANDS) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Make the parser of the command, and those of these subcommands by their names."""
     parser = argparse.ArgumentParser(
         prog="pacchettino",
         description="A job queue made of plain directories. Each subcommand takes one, DIR.",
         epilog="`pacchettino SUBCOMMAND --help` tells more, with examples.\n"
         "Exit status: 0 done; 1 something failed or is not there; 2 the arguments make\nno sense, or DIR is no queue.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="show the version and exit")
-    subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
-    common = argparse.ArgumentParser(add_help=False)
+    subparsers = parser.add_subparsers(prog=parser.prog, title="subcommands", metavar="SUBCOMMAND", required=True)
+    common = argparse.ArgumentParser(add_help=False, formatter_class=HelpFormatter)
     common.add_argument("directory", metavar="DIR", help="the queue's directory")
-    for module in (send, work, look, change, top, check):
-        module.add_parser(subparsers, [common])
+    for module in dict.fromkeys(SUBCOMMANDS[name] for name in names):
+        import_module(f"{__name__}.{module}").add_parser(subparsers, [common])
     return parser, subparsers.choices
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Understand the arguments, or say what is wrong and exit."""
-    parser, subcommands = parsers()
     name, *rest = arguments or [""]
-    chosen = subcommands.get(name)
-    if chosen is None:  # help, the version, or a mistake
-        return parser.parse_args(arguments)
+    if name not in SUBCOMMANDS:  # help, the version, or a mistake
+        return parsers()[0].parse_args(arguments)
+    chosen = parsers([name])[1][name]
     command = None
     if name == "work" and "--" in rest:
         end = rest.index("--")
@@ -149,7 +176,7 @@ def add_subcommand(
         help=what,
         description=what[0].upper() + what[1:] + ".",
         epilog=more.strip("\n"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.set_defaults(run=run)
     return parser
@@ -174,8 +201,31 @@ def number(text: str) -> int:
     return int(text)
 
 
-def existing(directory: str) -> Pacchettino:
-    """Open a queue that is there: to look at one does not make one."""
-    if not all(Path(directory, name).is_dir() for name in ("queued", "processing")):
+def opened(directory: str, *, durable: bool = False, max_queued: int | None = None, min_free: int = 0) -> _core.Queue:
+    """Open a queue, and make what is missing of it."""
+    queue = _core.Queue(directory, int(KeepPolicy.ALL), False, max_queued, min_free)
+    queue.ensure_open()
+    queue.durable = durable
+    return queue
+
+
+def existing(directory: str) -> _core.Queue:
+    """Open a queue that is there. To open it would make what is missing, and so hide that jobs may be lost."""
+    missing = [name for name in DIRECTORIES if not _is_there(directory, name)]
+    if len(missing) == len(DIRECTORIES):
         raise UsageError(f"{directory}: there is no queue here; `pacchettino send` and `work` make one")
-    return Pacchettino(directory)
+    if missing:
+        raise PacchettinoError(
+            f"{directory}: of this queue {', '.join(f'{name}/' for name in missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing, with the jobs that may have been there; "
+            f"`pacchettino check {directory}` shows what else is wrong, and with --repair makes what is missing"
+        )
+    return opened(directory)
+
+
+def _is_there(directory: str, name: str) -> bool:
+    try:
+        os.stat(os.path.join(directory, name))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

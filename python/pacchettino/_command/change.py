@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from pacchettino import KeepPolicy
+from pacchettino import _core
 from pacchettino._command import DURATIONS, KEPT, UsageError, add_json, add_subcommand, complain, duration, existing
 from pacchettino._command.output import as_json, safe
 
@@ -28,7 +28,7 @@ examples:
   pacchettino requeue queue --state interrupted    only these
 """,
     )
-    parser.add_argument("ids", metavar="ID", nargs="*", help="a job's id")
+    parser.add_argument("ids", metavar="ID", nargs="*", default=[], help="a job's id")
     parser.add_argument("--all", action="store_true", help="all failed and interrupted jobs")
     parser.add_argument("--state", action="append", choices=KEPT, help="all of this state; may be given more than once")
     add_json(parser)
@@ -44,7 +44,7 @@ A job that somebody has taken already is not taken away.
 
 examples:
   pacchettino cancel queue 0199c0de-0000-7000-8000-000000000000
-  pacchettino ls queue scheduled | xargs pacchettino cancel queue
+  pacchettino ls queue scheduled | xargs -r pacchettino cancel queue
 """,
     )
     parser.add_argument("ids", metavar="ID", nargs="+", help="a job's id")
@@ -106,20 +106,21 @@ def requeue(args: argparse.Namespace) -> int:
         raise UsageError("--all is failed and interrupted jobs; leave it out where you name states")
     queue = existing(args.directory)
     if not args.ids:
-        which = states(args.state or ["failed", "interrupted"])
-        return show_count(queue.requeue_all(which), "requeued", args.json)
-    return for_each(args, queue.requeue, "requeued", lambda id: f"not requeued: it is {queue.status(id).value}")
+        done = queue.requeue_all(states(args.state or ["failed", "interrupted"]))
+        say_notices(queue)
+        return show_count(done, "requeued", args.json)
+    return for_each(queue, args, queue.requeue, "requeued")
 
 
 def cancel(args: argparse.Namespace) -> int:
     queue = existing(args.directory)
-    return for_each(args, queue.cancel, "cancelled", lambda id: f"not cancelled: it is {queue.status(id).value}")
+    return for_each(queue, args, queue.cancel, "cancelled")
 
 
 def cleanup(args: argparse.Namespace) -> int:
     queue = existing(args.directory)
     which = states(args.state or list(KEPT))
-    return show_count(queue.cleanup(which, older_than=args.older_than), "deleted", args.json)
+    return show_count(queue.cleanup(which, args.older_than), "deleted", args.json)
 
 
 def pause(args: argparse.Namespace) -> int:
@@ -132,11 +133,8 @@ def resume(args: argparse.Namespace) -> int:
     return 0
 
 
-def states(names: list[str]) -> KeepPolicy:
-    policy = KeepPolicy.NONE
-    for name in names:
-        policy |= KEPT[name]
-    return policy
+def states(names: list[str]) -> int:
+    return int(sum(KEPT[name] for name in set(names)))
 
 
 def show_count(count: int, what: str, in_json: bool) -> int:
@@ -144,16 +142,23 @@ def show_count(count: int, what: str, in_json: bool) -> int:
     return 0
 
 
-def for_each(args: argparse.Namespace, act: Callable[[str], bool], what: str, why: Callable[[str], str]) -> int:
+def for_each(queue: _core.Queue, args: argparse.Namespace, act: Callable[[str], bool], what: str) -> int:
     """Act on each job; one that is not there keeps no other from it."""
     status = 0
     for id in args.ids:
         done = act(id)
+        say_notices(queue)
         if args.json:
             print(as_json({"id": id, what: done}))
         elif done:
             print(f"{safe(id):<36}  {what}")
         if not done:
-            complain(f"{id}: {why(id)}")
+            complain(f"{id}: not {what}: it is {queue.status(id) or 'unknown'}")
             status = 1
     return status
+
+
+def say_notices(queue: _core.Queue) -> None:
+    """Say what was noticed on the way, such as that a worker died."""
+    for notice, _ in queue.take_notices():
+        complain(notice)

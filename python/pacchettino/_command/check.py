@@ -6,13 +6,11 @@ import argparse
 import os
 import sys
 import time
-from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pacchettino import KeepPolicy, _core
-from pacchettino._command import UsageError, add_json, add_subcommand, complain
+from pacchettino import _core
+from pacchettino._command import UsageError, add_json, add_subcommand, complain, opened
 from pacchettino._command.output import as_json, coloured, safe
 
 SECOND_LOOK = 1.0
@@ -80,8 +78,7 @@ examples:
     add_json(parser)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """Something that is not as it should be."""
 
     fault: str
@@ -141,7 +138,7 @@ def _repair(directory: str, found: _core.Inspection) -> None:
         time.sleep(rest)
         found.look_again()
     try:
-        queue = _core.Queue(directory, int(KeepPolicy.ALL), False, None, 0)
+        queue = opened(directory)
         queue.repair(found)
         queue.close()
     except OSError as error:
@@ -149,7 +146,7 @@ def _repair(directory: str, found: _core.Inspection) -> None:
 
 
 def _tell(directory: str, findings: list[Finding], repaired: list[Finding], more: int) -> None:
-    home = Path.cwd() / directory  # as the core has it, without resolving links
+    home = os.path.join(os.getcwd(), directory)  # as the core has it, without resolving links
     for title, colour, some in (("repaired", "green", repaired), ("", "red", findings)):
         for fault, group in groupby(some, key=lambda finding: finding.fault):
             alike = list(group)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable
-from datetime import UTC, datetime
-from pathlib import Path
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pacchettino import Attempt, JobInfo, Pacchettino, Status
+from pacchettino import _core
 from pacchettino._command import add_json, add_subcommand, complain, existing
 from pacchettino._command.output import age, as_json, coloured, moment, safe, safe_lines, table
+from pacchettino._types import from_milliseconds
 
-STATES = [status.value for status in Status if status is not Status.UNKNOWN]
+STATES = ("queued", "scheduled", "processing", "success", "failed", "interrupted")
+
+FAILED = ("failed", "interrupted")
+"""The states of jobs whose last attempt has a reason."""
 
 SHOWN_BYTES = 256
 """How much of a job `show` shows."""
@@ -38,7 +41,7 @@ examples:
   pacchettino status queue --json | jq .failed
 """,
     )
-    parser.add_argument("ids", metavar="ID", nargs="*", help="a job's id")
+    parser.add_argument("ids", metavar="ID", nargs="*", default=[], help="a job's id")
     add_json(parser)
 
     parser = add_subcommand(
@@ -46,19 +49,25 @@ examples:
         common,
         "ls",
         ls,
-        "list the jobs that are in a state, oldest first",
+        "list jobs: those in a state, oldest first, or all",
         f"""
-STATE is one of {", ".join(STATES)}.
-It prints ids, and with --long these columns: ID, KIND (data or file), SIZE in
-bytes, SENT, DUE (of scheduled jobs), OWNER (who holds a job), NAME. A dash
-stands for nothing. What is no plain text in a name is escaped.
+STATE is one of these, and without it they are listed in this order:
+{", ".join(STATES)}.
+A job that changes its state meanwhile may then be listed twice, or not at all.
+
+ls prints ids, and with --long these columns: ID, STATE (if none was given),
+KIND (data or file), SIZE in bytes, SENT, DUE (of scheduled jobs), OWNER (the
+worker that holds a job), NAME. Lists of failed and interrupted jobs have REASON
+instead of DUE and OWNER, and a list of all states has all columns. A dash
+stands for nothing. Control characters are escaped.
 
 examples:
   pacchettino ls queue failed --long
-  pacchettino ls queue failed | xargs pacchettino requeue queue
+  pacchettino ls queue --json | jq 'select(.size > 1000000).id'
+  pacchettino ls queue failed | xargs -r pacchettino requeue queue
 """,
     )
-    parser.add_argument("state", metavar="STATE", choices=STATES, help="which jobs")
+    parser.add_argument("state", metavar="STATE", nargs="?", choices=STATES, help="only the jobs in this state")
     parser.add_argument("--long", action="store_true", help="more than the ids")
     add_json(parser)
 
@@ -71,7 +80,7 @@ examples:
         """
 examples:
   pacchettino show queue 0199c0de-0000-7000-8000-000000000000
-  pacchettino ls queue failed | xargs -n 1 pacchettino show queue
+  pacchettino ls queue failed | xargs -r -n 1 pacchettino show queue
 """,
     )
     parser.add_argument("id", metavar="ID", help="the job's id")
@@ -81,35 +90,41 @@ examples:
 def status(args: argparse.Namespace) -> int:
     queue = existing(args.directory)
     if args.ids:
-        found = [(id, queue.status(id)) for id in args.ids]
+        found = [(id, queue.status(id) or "unknown") for id in args.ids]
         for id, where in found:
-            print(as_json({"id": id, "status": where}) if args.json else f"{safe(id):<36}  {where.value}")
-        return int(any(where is Status.UNKNOWN for _, where in found))
+            print(as_json({"id": id, "status": where}) if args.json else f"{safe(id):<36}  {where}")
+        return int(any(where == "unknown" for _, where in found))
 
-    stats, paused = queue.stats(), queue.paused
+    now = time.time()
+    counts, oldest, next_due, held = queue.stats()
+    paused = queue.is_paused()
+    waits = None if oldest is None else max(0.0, now - oldest / 1000)
     if args.json:
-        fields = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
-        print(as_json({**fields, "paused": paused}))
+        consumers: dict[str, list[dict[str, object]]] = {}
+        for owner, id, since in held:
+            consumers.setdefault(owner, []).append({"id": id, "since": from_milliseconds(since)})
+        told = {
+            "oldest": waits,
+            "next_due": None if next_due is None else from_milliseconds(next_due),
+            "consumers": [{"owner": owner, "holds": holds} for owner, holds in consumers.items()],
+            "paused": paused,
+        }
+        print(as_json({**counts, **told}))
         return 0
-    now = datetime.now(UTC)
     notes = {
-        "queued": "" if stats.oldest is None else f"the oldest for {age(stats.oldest.total_seconds())}",
-        "scheduled": "" if stats.next_due is None else f"the next in {age((stats.next_due - now).total_seconds())}",
+        "queued": "" if waits is None else f"the oldest for {age(waits)}",
+        "scheduled": "" if next_due is None else f"the next in {age(next_due / 1000 - now)}",
     }
-    orphans = stats.processing - sum(len(consumer.holds) for consumer in stats.consumers)
+    orphans = counts["processing"] - len(held)
     if orphans > 0:
         notes["processing"] = f"{orphans} of consumers that died, interrupted as soon as a worker looks"
     print(f"{'STATE':<11}  {'JOBS':>9}")
-    for state in ("queued", "scheduled", "processing", "success", "failed", "interrupted"):
-        count = getattr(stats, state)
+    for state in STATES:
+        count = counts[state]
         line = f"{state:<11}  {count:>9}  {notes.get(state, '')}".rstrip()
         print(coloured(line, "red", sys.stdout) if count and state in ("failed", "interrupted") else line)
-    if stats.consumers:
-        rows = (
-            (consumer.owner, held.id, age((now - held.since).total_seconds()))
-            for consumer in stats.consumers
-            for held in consumer.holds
-        )
+    if held:
+        rows = ((owner, id, age(now - since / 1000)) for owner, id, since in held)
         print(*("", *table(rows, ("OWNER", "HOLDS", "FOR"), (10, 36, 0))), sep="\n")
     if paused:
         print("", coloured("paused: no job is taken until `pacchettino resume`", "yellow", sys.stdout), sep="\n")
@@ -118,30 +133,34 @@ def status(args: argparse.Namespace) -> int:
 
 def ls(args: argparse.Namespace) -> int:
     queue = existing(args.directory)
-    jobs = queue.jobs(Status(args.state))
+    jobs = (row for state in STATES if args.state in (None, state) for row in queue.jobs(state))
     if args.json:
-        for job in jobs:
-            print(as_json(described(job)))
+        for row in jobs:
+            print(as_json({**described(row), "reason": reason(queue, row)}))
     elif args.long:
-        rows = (
-            (
-                job.id,
-                job.kind,
-                f"{dash(length(job.path)):>12}",
-                moment(job.sent_at),
-                "-" if job.due is None else moment(job.due),
-                dash(job.owner),
-                dash(job.name),
-            )
-            for job in jobs
-        )
-        headings = ("ID", "KIND", f"{'SIZE':>12}", "SENT", "DUE", "OWNER", "NAME")
-        for line in table(rows, headings, (36, 4, 12, 20, 20, 10, 0)):
+        for line in listing(queue, jobs, args.state):
             print(line)
     else:
-        for job in jobs:
-            print(job.id)
+        for row in jobs:
+            print(row.id)
     return 0
+
+
+def listing(queue: _core.Queue, jobs: Iterable[_core.Row], state: str | None) -> Iterator[str]:
+    """Lay out what `ls --long` shows."""
+    columns = [
+        ("ID", 36, lambda row: row.id, True),
+        ("STATE", 11, lambda row: row.state, state is None),
+        ("KIND", 4, kind, True),
+        (f"{'SIZE':>12}", 12, lambda row: f"{dash(length(row.path)):>12}", True),
+        ("SENT", 20, lambda row: moment(from_milliseconds(row.sent_at)), True),
+        ("DUE", 20, lambda row: "-" if row.due is None else moment(from_milliseconds(row.due)), state not in FAILED),
+        ("OWNER", 10, lambda row: dash(row.owner), state not in FAILED),
+        ("NAME", 20, lambda row: dash(row.name), True),
+        ("REASON", 0, lambda row: dash(reason(queue, row)), state in (None, *FAILED)),
+    ]
+    headings, widths, cells = zip(*(column[:3] for column in columns if column[3]), strict=True)
+    return table(([cell(row) for cell in cells] for row in jobs), headings, widths)
 
 
 def show(args: argparse.Namespace) -> int:
@@ -150,76 +169,113 @@ def show(args: argparse.Namespace) -> int:
     if job is None:
         complain(f"{args.id}: there is no such job; a job that is done may have been deleted")
         return 1
-    history, begin = queue.history(args.id), first_bytes(job.path)
+    history, begin = queue.history(job.entry), first_bytes(job.path)
     if args.json:
         from base64 import b64encode
 
-        told = None if begin is None else b64encode(begin).decode()
-        print(as_json({**described(job), "history": history, "first_bytes_base64": told}))
+        first = None if begin is None else b64encode(begin).decode()
+        attempts = [told_attempt(attempt) for attempt in history]
+        print(as_json({**described(job), "history": attempts, "first_bytes_base64": first}))
         return 0
-    now = datetime.now(UTC)
+    now = time.time()
     long = length(job.path)
     facts = {
         "id": job.id,
-        "status": job.status.value,
-        "kind": job.kind,
+        "status": job.state,
+        "kind": kind(job),
         "name": job.name,
         "size": None if long is None else f"{long} bytes",
-        "sent": f"{moment(job.sent_at)}  {age((now - job.sent_at).total_seconds())} ago",
-        "due": None if job.due is None else f"{moment(job.due)}  in {age((job.due - now).total_seconds())}",
+        "sent": f"{moment(from_milliseconds(job.sent_at))}  {age(now - job.sent_at / 1000)} ago",
+        "due": None if job.due is None else f"{moment(from_milliseconds(job.due))}  in {age(job.due / 1000 - now)}",
         "owner": job.owner,
-        "path": str(job.path),
+        "path": job.path,
     }
     for name, fact in facts.items():
         if fact is not None:
             print(f"{name:<6}  {safe(fact)}")
     for attempt in history:
-        print("", *told_attempt(attempt), sep="\n")
+        print("", *shown_attempt(attempt), sep="\n")
     if begin:
-        cut = "" if long is None or long <= len(begin) else f", the first {len(begin)} bytes"
-        print("", f"content{cut}:", sep="\n")
+        rest = "" if long is None or long <= len(begin) else f", the first {len(begin)} bytes"
+        print("", f"content{rest}:", sep="\n")
         print(*(f"  {line}" for line in safe_lines(begin.decode(errors="surrogateescape"))), sep="\n")
     return 0
 
 
-def told_attempt(attempt: Attempt) -> Iterable[str]:
+def shown_attempt(attempt: _core.Record) -> Iterable[str]:
     what = "requeued" if attempt.ended == "requeued" else f"attempt {attempt.attempt}: {attempt.ended}"
-    yield coloured(what, "bold", sys.stdout) + f"  {moment(attempt.at)}  {safe(attempt.host)}, process {attempt.pid}"
+    at = moment(from_milliseconds(attempt.at))
+    yield coloured(what, "bold", sys.stdout) + f"  {at}  {safe(attempt.host)}, process {attempt.pid}"
     for line in safe_lines(attempt.reason or ""):
         yield f"  {line}"
     if attempt.due is not None:
-        yield f"  to be done again at {moment(attempt.due)}"
+        yield f"  to be done again at {moment(from_milliseconds(attempt.due))}"
     for line in safe_lines(attempt.traceback or ""):
         yield f"    {line}"
 
 
-def described(job: JobInfo) -> dict[str, object]:
-    """All that a listing knows of a job."""
-    fields = ("id", "kind", "name", "status", "path", "sent_at", "due", "owner")
-    return {**{field: getattr(job, field) for field in fields}, "size": length(job.path)}
+def told_attempt(attempt: _core.Record) -> dict[str, object]:
+    """Give all that is known of an attempt, as `pacchettino.Attempt` has it."""
+    names = ("attempt", "ended", "at", "due", "host", "pid", "owner", "reason", "traceback")
+    fields = {name: getattr(attempt, name) for name in names}
+    times = {name: from_milliseconds(fields[name]) for name in ("at", "due") if fields[name] is not None}
+    return {**fields, **times, "settled": attempt.is_settled}
 
 
-def find(queue: Pacchettino, id: str) -> JobInfo | None:
+def described(row: _core.Row) -> dict[str, object]:
+    """Give all that a listing knows of a job."""
+    return {
+        "id": row.id,
+        "kind": kind(row),
+        "name": row.name,
+        "status": row.state,
+        "path": row.path,
+        "sent_at": from_milliseconds(row.sent_at),
+        "due": None if row.due is None else from_milliseconds(row.due),
+        "owner": row.owner,
+        "size": length(row.path),
+    }
+
+
+def kind(row: _core.Row) -> str:
+    return "data" if row.name is None else "file"
+
+
+def reason(queue: _core.Queue, row: _core.Row) -> str | None:
+    """Give the reason why a job is in a state of failure, if that was recorded."""
+    return reason_of(queue, row.entry, row.state) if row.state in FAILED else None
+
+
+def reason_of(queue: _core.Queue, job: str, state: str) -> str | None:
+    """Give the reason of a job's last attempt if that ended so; a D program moves a job and records nothing."""
+    try:
+        last = queue.history(job)[-1:]
+    except OSError:
+        return None
+    return next((attempt.reason for attempt in last if attempt.ended == state), None)
+
+
+def find(queue: _core.Queue, id: str) -> _core.Row | None:
     """Look a job up. It may move between the look and the listing."""
     for _ in range(10):
         state = queue.status(id)
-        if state is Status.UNKNOWN:
+        if state is None:
             return None
-        for job in queue.jobs(state):
-            if id in (job.id, job.entry):
-                return job
+        for row in queue.jobs(state):
+            if id in (row.id, row.entry):
+                return row
     return None
 
 
-def length(path: Path) -> int | None:
-    """How long a job's file is, unless it moved meanwhile."""
+def length(path: str) -> int | None:
+    """Give the length of a job's file, unless it moved meanwhile."""
     try:
-        return path.lstat().st_size
+        return os.lstat(path).st_size
     except (OSError, ValueError):  # or its name can't be said in this locale
         return None
 
 
-def first_bytes(path: Path) -> bytes | None:
+def first_bytes(path: str) -> bytes | None:
     """Read the beginning of a job's file, if it is there and may be read; never through a link."""
     try:
         # Without waiting for a writer, should it be a FIFO; on Windows, as it is and not as text.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from enum import Enum
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 _ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
@@ -51,7 +48,7 @@ def table(rows: Iterable[Sequence[str]], headings: Sequence[str], widths: Sequen
     if widths is None:
         known = list(cells)
         cells = iter(known)
-        widths = [max(map(_width, column)) for column in zip(headings, *known, strict=True)]
+        widths = [max(map(cells_of, column)) for column in zip(headings, *known, strict=True)]
     yield _line(headings, widths)
     for row in cells:
         yield _line(row, widths)
@@ -59,18 +56,46 @@ def table(rows: Iterable[Sequence[str]], headings: Sequence[str], widths: Sequen
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     *filled, last = cells
-    padded = (cell + " " * (width - _width(cell)) for cell, width in zip(filled, widths, strict=False))
+    padded = (cell + " " * (width - cells_of(cell)) for cell, width in zip(filled, widths, strict=False))
     return "  ".join([*padded, last])
 
 
-def _width(text: str) -> int:
+def cells_of(text: str) -> int:
     """How many columns of a terminal text takes."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     return sum(
         0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
         for character in text
     )
+
+
+def cut(line: str, width: int | None) -> str:
+    """Have as much of a line as so many columns hold, with `...` at the end where it is cut; `None`: all of it."""
+    if width is None or cells_of(line) <= width:
+        return line
+    room = max(0, width - 3)
+    for place, character in enumerate(line):
+        room -= cells_of(character)
+        if room < 0:
+            return f"{line[:place]}..."[:width]
+    return line
+
+
+def width_of(stream: TextIO | None) -> int | None:
+    """Tell how many columns the terminal on that stream has; `None` if there is none."""
+    try:
+        return None if stream is None else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # no terminal, or no file
+        return None
+
+
+def columns() -> int:
+    """Tell how wide a help text may be, as `shutil` does, whose import takes much longer."""
+    told = os.environ.get("COLUMNS", "")
+    return (int(told) if told.isascii() and told.isdigit() else 0) or width_of(sys.__stdout__) or 80
 
 
 def age(seconds: float) -> str:
@@ -93,7 +118,7 @@ def moment(time: datetime) -> str:
 
 
 def as_json(value: object) -> str:
-    """Have one line of JSON, in ASCII. Times are ISO 8601 in UTC, spans seconds, odd bytes of names surrogates."""
+    """Have one line of JSON, in ASCII. Times are ISO 8601 in UTC, odd bytes of names surrogates."""
     import json
 
     return json.dumps(value, default=_plain)
@@ -102,14 +127,6 @@ def as_json(value: object) -> str:
 def _plain(value: object) -> Any:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     raise TypeError(f"can't be written as JSON: {value!r}")
 
 
@@ -134,8 +151,8 @@ class Progress:
 
     def __init__(self, total: int | None) -> None:
         self._total = total
-        self._stream = sys.stderr if _is_terminal(sys.stderr) and not _is_terminal(sys.stdin) else None
-        self._shares_screen = _is_terminal(sys.stdout)
+        self._stream = sys.stderr if is_terminal(sys.stderr) and not is_terminal(sys.stdin) else None
+        self._shares_screen = is_terminal(sys.stdout)
         self._began = time.monotonic()
         self._next = self._began
         self._sent = 0
@@ -162,8 +179,6 @@ class Progress:
         if self._stream is None or now < self._next:
             return
         self._next = now + self.PAUSE
-        from shutil import get_terminal_size
-
         passed = now - self._began
         line = f"{sent:,} jobs  {self._rate(passed):,.0f}/s  {age(passed)}"
         if self._total:
@@ -171,7 +186,7 @@ class Progress:
             bar = "#" * int(share * self.WIDTH)
             line = f"{share:4.0%} [{bar:<{self.WIDTH}}] {line}, {age(passed / share - passed)} to go"
         self._erase()
-        self._write(line[: get_terminal_size().columns - 1])
+        self._write(line[: (width_of(self._stream) or 80) - 1])
         self._is_shown = True
 
     def _rate(self, passed: float) -> float:
@@ -189,5 +204,6 @@ class Progress:
                 self._stream.flush()
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tell whether somebody sits there; a stream that was closed is `None`."""
     return stream is not None and stream.isatty()

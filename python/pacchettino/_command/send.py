@@ -7,16 +7,32 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from pacchettino import Pacchettino, PacchettinoError, QueueFull, SendError
-from pacchettino._command import DURATIONS, UsageError, add_json, add_subcommand, complain, duration, number
-from pacchettino._command.output import Progress, as_json
-from pacchettino._types import Duration
+from pacchettino import _core
+from pacchettino._command import DURATIONS, UsageError, add_json, add_subcommand, complain, duration, number, opened
+from pacchettino._command.output import Progress, as_json, is_terminal
+from pacchettino._limits import checked_limit, with_room
+from pacchettino._types import PacchettinoError, QueueFull, SendError, finite_seconds
 
 CHUNK = 256 * 1024
 BATCH = 1000
+
+USAGE = """pacchettino send DIR [OPTION...] FILE...
+       pacchettino send DIR [OPTION...] --data TEXT
+       COMMAND | pacchettino send DIR [OPTION...] --lines
+       COMMAND | pacchettino send DIR [OPTION...] -"""
+
+EXAMPLES = """examples:
+  pacchettino send queue photo.jpg *.pdf          copies of files
+  pacchettino send queue --move --delay 1h a.tif  the file itself, in an hour
+  pacchettino send queue --data 'hello'
+  mysqldump shop | pacchettino send queue -       all of its output is one job
+  tail -f log | pacchettino send queue --lines    a job for each line, at once
+  pacchettino send queue -- -odd-name.txt         a name that begins with a dash
+"""
 
 
 def add_parser(subparsers: Any, common: list[argparse.ArgumentParser]) -> None:
@@ -33,16 +49,12 @@ DIR is made if it is missing.
 
 {DURATIONS}
 
-examples:
-  pacchettino send queue photo.jpg *.pdf          copies of files
-  pacchettino send queue --move --delay 1h a.tif  the file itself, in an hour
-  pacchettino send queue --data 'hello'
-  mysqldump shop | pacchettino send queue -       all of its output is one job
-  tail -f log | pacchettino send queue --lines    a job for each line, at once
-  pacchettino send queue -- -odd-name.txt         a name that begins with a dash
-""",
+{EXAMPLES}""",
     )
-    parser.add_argument("files", metavar="FILE", nargs="*", help="a file to send; - alone is standard input, as data")
+    parser.usage = USAGE
+    parser.add_argument(
+        "files", metavar="FILE", nargs="*", default=[], help="a file to send; - alone is standard input, as data"
+    )
     parser.add_argument("--data", metavar="TEXT", action="append", help="send this text; may be given more than once")
     parser.add_argument("--lines", action="store_true", help="send each line of standard input, without its newline")
     parser.add_argument("--move", action="store_true", help="move the files instead of copying them")
@@ -75,7 +87,10 @@ def size(text: str) -> int:
 
 def send(args: argparse.Namespace) -> int:
     if [bool(args.files), args.data is not None, args.lines].count(True) != 1:
-        raise UsageError("send needs one of: FILEs, --data TEXT, --lines, or - for standard input")
+        complain("send needs one of: FILEs, --data TEXT, --lines, or - for standard input")
+        if is_terminal(sys.stderr):
+            print(EXAMPLES, end="", file=sys.stderr)
+        return 2
     is_input = "-" in args.files
     if is_input and len(args.files) > 1:
         raise UsageError("- is standard input and goes alone; a file of that name is ./-")
@@ -83,25 +98,43 @@ def send(args: argparse.Namespace) -> int:
         raise UsageError("--move is for FILEs")
     if (args.lines or is_input) and sys.stdin is None:
         raise UsageError("standard input is closed")
-    queue = Pacchettino(args.directory, durable=args.durable, max_queued=args.max_queued, min_free=args.min_free)
-    if args.lines:
-        send_lines(queue, sys.stdin.fileno(), args.delay, args.block, lambda ids: show_ids(ids, args.json))
-        return 0
-    if args.files and not is_input:
-        return send_files(queue, args)
-    for data in [sys.stdin.buffer.read()] if is_input else map(os.fsencode, args.data):
-        show_ids([queue.send_data(data, delay=args.delay, block=args.block)], args.json)
+    delay = finite_seconds(args.delay, "--delay")
+    queue = opened(
+        args.directory,
+        durable=args.durable,
+        max_queued=None if args.max_queued is None else checked_limit(args.max_queued, "--max-queued", 1),
+        min_free=checked_limit(args.min_free, "--min-free", 0),
+    )
+    if (args.lines or is_input) and is_terminal(sys.stdin):
+        complain(
+            f"sending what is typed, {'each line as a job' if args.lines else 'all of it as one job'}; Ctrl-D ends it"
+        )
+    try:
+        if args.lines:
+            send_lines(queue, args, delay)
+        elif args.files and not is_input:
+            return send_files(queue, args, delay)
+        else:
+            for data in [sys.stdin.buffer.read()] if is_input else map(os.fsencode, args.data):
+                show_ids([with_room(partial(queue.send, data, delay), args.block)], args.json)
+    except QueueFull as error:
+        raise PacchettinoError(full(error)) from error
     return 0
 
 
-def send_files(queue: Pacchettino, args: argparse.Namespace) -> int:
+def full(error: QueueFull) -> str:
+    """Name the option as it is called here."""
+    return str(error).replace("block=SECONDS", "--block DURATION")
+
+
+def send_files(queue: _core.Queue, args: argparse.Namespace, delay: float) -> int:
     """Send files. One that can't be sent keeps no other from it."""
     status = 0
     for file in args.files:
         try:
-            ids = [queue.send_file(file, copy=not args.move, delay=args.delay, block=args.block)]
+            ids = [with_room(partial(queue.send_file, file, not args.move, None, delay), args.block)]
         except QueueFull as error:
-            complain(f"{file} was not sent, nor what comes after it: {error}")
+            complain(f"{file} was not sent, nor what comes after it: {full(error)}")
             return 1
         except SendError as error:
             ids = error.sent
@@ -115,27 +148,27 @@ def send_files(queue: Pacchettino, args: argparse.Namespace) -> int:
     return status
 
 
-def send_lines(
-    queue: Pacchettino, input: int, delay: Duration, block: Duration | None, tell: Callable[[list[str]], None]
-) -> None:
-    """Send all lines of a file that is open. `tell` gets the ids of jobs as soon as they exist."""
+def send_lines(queue: _core.Queue, args: argparse.Namespace, delay: float) -> None:
+    """Send all lines of standard input. The ids of jobs are printed as soon as they exist."""
     # Where room is short, a batch needs room for all of it.
-    most = BATCH if queue.max_queued is None else max(1, min(BATCH, queue.max_queued // 4))
+    most = BATCH if args.max_queued is None else max(1, min(BATCH, args.max_queued // 4))
     sent = 0
+    input = sys.stdin.fileno()
     with Progress(_size(input)) as progress:
         for lines, read in _lines(input):
             for begin in range(0, len(lines), most):
                 error: Exception | None = None
                 try:
-                    ids = queue.send_many(lines[begin : begin + most], delay=delay, block=block)
+                    ids = with_room(partial(queue.send_many, lines[begin : begin + most], delay), args.block)
                 except (PacchettinoError, OSError) as refused:
                     ids, error = getattr(refused, "sent", []), refused
                 sent += len(ids)
                 progress.hide()
-                tell(ids)
+                show_ids(ids, args.json)
                 if error is not None:
                     rest = f"{sent} lines were sent before, go on with line {sent + 1}" if sent else "nothing was sent"
-                    raise PacchettinoError(f"{error}; {rest}") from error
+                    why = full(error) if isinstance(error, QueueFull) else error
+                    raise PacchettinoError(f"{why}; {rest}") from error
                 progress.show(sent, read)
 
 

@@ -20,11 +20,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pacchettino import Pacchettino
+from pacchettino import _core
 from pacchettino._command import add_subcommand, die_by, duration, existing
-from pacchettino._command.output import age, moment, safe, safe_lines, table
+from pacchettino._command.look import reason_of
+from pacchettino._command.output import age, cells_of, cut, moment, safe, safe_lines, table, width_of
+from pacchettino._types import from_milliseconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,6 +37,14 @@ RESTS = 10
 
 FAILURES = 50
 """How many of the last failures are looked at."""
+
+FIRST_FAILURES = 5
+"""How many of them are printed that were there before."""
+
+LENGTH_OF_ID = 36
+
+LEAST_REASON = 20
+"""How many columns a reason has, if there are so many."""
 
 WINDOW = 10
 """Over how many seconds a rate is taken, where readings come that often."""
@@ -51,7 +61,8 @@ def add_parser(subparsers: Any, common: list[argparse.ArgumentParser]) -> None:
         """
 On a terminal, and with `pip install 'pacchettino[top]'`, it is a screen with
 keys: up and down choose a job, Enter shows it, r requeues it, p pauses the
-queue or ends the pause, q quits. Else the same is printed every --interval.
+queue or ends the pause, q quits. A chosen job stays chosen wherever it goes.
+Else the same is printed every --interval, but each failure only once.
 
 A large queue is read less often: a reading waits ten times as long as the one
 before took. Rates are of what was seen: a job that is sent and deleted between
@@ -71,7 +82,7 @@ def top(arguments: argparse.Namespace) -> int:
     queue = existing(arguments.directory)
     readings = Readings(queue, max(0.1, arguments.interval))
     if arguments.plain or not sys.stdin.isatty() or not sys.stdout.isatty() or not _can_show():
-        return _print_on(queue, readings)
+        return _print_on(readings)
     return Screen(queue, readings).run()
 
 
@@ -102,9 +113,9 @@ class Line:
     what: str
     """Who works on it, or why it failed."""
 
-    def label(self, width: int) -> str:
-        """Tell which job it is: by the end of its id where there is little room. The beginnings are alike."""
-        id = self.id if width >= 100 else f"..{self.id[-12:]}" if width >= 60 else f"..{self.id[-6:]}"
+    def label(self, length: int = LENGTH_OF_ID) -> str:
+        """Tell which job it is, by so much of the end of its id: the beginnings are alike."""
+        id = self.id if length >= len(self.id) else f"..{self.id[-length:]}"
         return id if self.name is None else f"{id} {safe(self.name)}"
 
 
@@ -142,7 +153,7 @@ class Readings:
 
     ORDER = ("queued", "scheduled", "processing", "success", "failed", "interrupted")
 
-    def __init__(self, queue: Pacchettino, interval: float) -> None:
+    def __init__(self, queue: _core.Queue, interval: float) -> None:
         self._queue = queue
         self._interval = interval
         self._reasons: dict[tuple[str, int], str] = {}
@@ -157,9 +168,13 @@ class Readings:
         """Read the queue."""
         began, now = time.monotonic(), time.time_ns() // 1_000_000
         since = now if self._before is None else self._before[0]
-        counts, oldest, next_due, held, sent, failed = self._queue._core.survey(since, FAILURES)
+        counts, oldest, next_due, held, sent, failed = self._queue.survey(since, FAILURES)
         rates = self._rates(began, now, counts, sent)
-        self._reasons = {(id, at): self._reason(id, at, entry) for at, _, id, _, entry in failed}
+        known = self._reasons  # is not read again
+        self._reasons = {
+            (id, at): known[id, at] if (id, at) in known else reason_of(self._queue, entry, state) or ""
+            for at, state, id, _, entry in failed
+        }
         return View(
             at=datetime.now(UTC),
             took=time.monotonic() - began,
@@ -168,11 +183,26 @@ class Readings:
             next_due=None if next_due is None else timedelta(milliseconds=next_due - now),
             sent=rates[0],
             settled=rates[1],
-            paused=self._queue.paused,
-            working=[Line("working", id, name, id, _time(at), owner) for owner, id, name, at in held],
+            paused=self._queue.is_paused(),
+            working=[
+                Line(
+                    "working",
+                    id,
+                    name,
+                    f"raw-{id}" if name is None else f"fle-{id}-{name}",
+                    from_milliseconds(at),
+                    owner,
+                )
+                for owner, id, name, at in held
+            ],
             failures=[
                 Line(
-                    "failed" if state == "failed" else "interrupted", id, name, entry, _time(at), self._reasons[id, at]
+                    "failed" if state == "failed" else "interrupted",
+                    id,
+                    name,
+                    entry,
+                    from_milliseconds(at),
+                    self._reasons[id, at],
                 )
                 for at, state, id, name, entry in failed
             ],
@@ -200,36 +230,40 @@ class Readings:
         passed = max(0.001, began - first[0])
         return sum(move[1] for move in later) / passed, sum(move[2] for move in later) / passed
 
-    def _reason(self, id: str, at: int, entry: str) -> str:
-        """Tell why a job failed; what was read before is not read again."""
-        if (id, at) in self._reasons:
-            return self._reasons[id, at]
-        with suppress(OSError):
-            for attempt in reversed(self._queue.history(entry)):
-                if attempt.ended != "requeued":
-                    return attempt.reason or ""
-        return ""
-
-
-def _time(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
-
 
 # Printing
 
 
-def _print_on(queue: Pacchettino, readings: Readings) -> int:
+def _print_on(readings: Readings) -> int:
+    printed: set[tuple[str, datetime]] | None = None
     while True:
         view = readings.take()
+        width = width_of(sys.stdout)
         paused = "  PAUSED" if view.paused else ""
         print(f"{moment(view.at)}{paused}  " + "  ".join(f"{name} {value}" for name, value in view.figures()))
-        lines = [*view.working, *view.failures[:5]]
-        rows = [(_ago(view, line), line.kind, line.label(100), line.what) for line in lines]
-        if rows:
-            for text in table(rows, ("since", "state", "job", "owner or reason")):
-                print(f"  {text}")
+        if printed is None:
+            failures = view.failures[:FIRST_FAILURES]
+        else:
+            failures = [line for line in view.failures if (line.id, line.since) not in printed]
+        is_all = printed is None or len(failures) < FAILURES
+        printed = {(line.id, line.since) for line in view.failures}
+        lines = [*view.working, *failures]
+        if lines:
+            for text in _table(view, lines, width):
+                print(text)
+        if not is_all:
+            print("  ... and failures before these")
         print(flush=True)
         time.sleep(readings.rest(view))
+
+
+def _table(view: View, lines: list[Line], width: int | None) -> Iterator[str]:
+    """Lay out lines in as many columns as a terminal has, or, where there is none, as they are."""
+    layout = None if width is None else Layout.of(lines, width - 6)  # what is between the columns
+    jobs = (line.label() if layout is None else cut(line.label(layout.id), layout.job) for line in lines)
+    rows = [(_ago(view, line), line.kind, job, line.what) for line, job in zip(lines, jobs, strict=True)]
+    for text in table(rows, ("since", "state", "job", "owner or reason")):
+        yield cut(f"  {text}", width)
 
 
 def _ago(view: View, line: Line) -> str:
@@ -283,14 +317,16 @@ class Screen:
     KEYS = "q quit  p pause  up/down choose  enter show  r requeue"
     KEYS_IN_SHORT = "q quit, p pause, enter show, r requeue"
 
-    def __init__(self, queue: Pacchettino, readings: Readings) -> None:
+    def __init__(self, queue: _core.Queue, readings: Readings) -> None:
         self._queue = queue
         self._ours, self._theirs = socket.socketpair()
         for end in (self._ours, self._theirs):
             end.setblocking(False)
         self._reader = Reader(readings, self._wake)
         self._ended_by: str | None = None
-        self._chosen: str | None = None
+        self._chosen: Line | None = None
+        self._place = 0
+        """Where the chosen one is among the lines, or was last."""
         self._page: Shown | None = None
         self._message = ""
 
@@ -376,49 +412,64 @@ class Screen:
         view = self._reader.view
         return [] if view is None else [*view.working, *view.failures]
 
-    def _line(self) -> Line | None:
-        """Give the line that is chosen, while it is there."""
-        return next((line for line in self._lines() if line.id == self._chosen), None)
+    def _find_chosen(self) -> bool:
+        """Look where the chosen line is now. Returns whether it is still shown."""
+        for place, line in enumerate(self._lines()):
+            if self._chosen is not None and line.id == self._chosen.id:
+                self._chosen, self._place = line, place
+                return True
+        return False
 
     def _choose(self, step: int) -> None:
-        ids = [line.id for line in self._lines()]
-        if self._chosen in ids:
-            self._chosen = ids[min(max(0, ids.index(self._chosen) + step), len(ids) - 1)]
-        else:
-            self._chosen = ids[0] if ids else None
+        lines = self._lines()
+        if self._chosen is None:
+            place = 0
+        elif self._find_chosen():
+            place = self._place + step
+        else:  # the next one has its place now
+            place = self._place + min(step, 0)
+        if lines:
+            self._place = min(max(0, place), len(lines) - 1)
+            self._chosen = lines[self._place]
 
     def _requeue(self) -> None:
-        line = self._line()
-        if line is None or line.kind == "working":
+        is_shown = self._find_chosen()
+        line = self._chosen
+        if line is None or (is_shown and line.kind == "working"):
             self._message = "choose a job that failed: that can be requeued"
         elif self._queue.requeue(line.entry):
             self._message = f"requeued {line.id}"
         else:
-            self._message = f"{line.id} is not there any more"
+            self._message = f"not requeued: {line.id} is {self._state(line)}"
         self._reader.again()
 
+    def _state(self, line: Line) -> str:
+        return self._queue.status(line.entry) or "gone"
+
     def _pause(self) -> None:
-        if self._queue.paused:
+        if self._queue.is_paused():
             self._queue.resume()
         else:
             self._queue.pause()
         self._reader.again()
 
     def _show(self) -> None:
-        line = self._line()
+        self._find_chosen()
+        line = self._chosen
         if line is None:
             self._message = "choose a job first"
             return
-        status = self._queue.status(line.entry).value
-        lines = [f"state    {status}", f"sent     {moment(self._queue.sent_at(line.id))}"]
+        state = self._state(line)
+        sent = _core.sent_at(line.id)
+        lines = [f"state    {state}", f"sent     {'' if sent is None else moment(from_milliseconds(sent))}"]
         if line.name is not None:
             lines.append(f"file     {safe(line.name)}")
-        if line.kind == "working":
+        if state == "processing" and line.kind == "working":
             lines.append(f"owner    {line.what}, since {moment(line.since)}")
         for attempt in self._queue.history(line.entry):
-            due = "" if attempt.due is None else f", next {moment(attempt.due)}"
+            due = "" if attempt.due is None else f", next {moment(from_milliseconds(attempt.due))}"
             number = "" if attempt.ended == "requeued" else f"attempt {attempt.attempt} "
-            lines += ["", f"{moment(attempt.at)}  {number}{attempt.ended}{due}"]
+            lines += ["", f"{moment(from_milliseconds(attempt.at))}  {number}{attempt.ended}{due}"]
             lines += [f"  {text}" for text in safe_lines(attempt.reason or "")]
             lines += [f"  {text}" for text in safe_lines(attempt.traceback or "")]
         self._page = Shown(line.id, lines)
@@ -443,7 +494,7 @@ class Screen:
 
     def _drawn_queue(self, width: int, height: int) -> list[Text]:
         view = self._reader.view
-        title = f" {safe(str(self._queue.base_dir))}"
+        title = f" {safe(self._queue.base)}"
         if view is None:
             return [_row([(title, width, "bold reverse")]), _row([(self._reader.trouble or "reading ...", width, "")])]
         state = " PAUSED " if view.paused else f" {view.at.astimezone():%H:%M:%S} "
@@ -453,35 +504,68 @@ class Screen:
         room = max(2, height - len(texts) - 3)  # two headings and the last line
         working = min(len(view.working), max(room // 2, room - len(view.failures)))
         texts.append(_row([(f"working ({len(view.working)})", width, "bold")]))
-        texts += [self._drawn_line(view, line, width) for line in self._around(view.working, working)]
+        layout = Layout.of([*view.working, *view.failures], width)
+        texts += [self._drawn_line(view, line, layout) for line in self._around(view.working, working)]
         texts.append(_row([("last failures", width, "bold")]))
         failures = min(len(view.failures), room - working)
-        texts += [self._drawn_line(view, line, width) for line in self._around(view.failures, failures)]
+        texts += [self._drawn_line(view, line, layout) for line in self._around(view.failures, failures)]
         texts += [_row([("", width, "")])] * (height - 1 - len(texts))
         return [*texts[: height - 1], self._drawn_end(width)]
 
     def _around(self, lines: list[Line], room: int) -> list[Line]:
         """Give as many lines as there is room for, with the chosen one among them."""
-        chosen = next((place for place, line in enumerate(lines) if line.id == self._chosen), 0)
+        chosen = next((place for place, line in enumerate(lines) if self._is_chosen(line)), 0)
         first = max(0, min(chosen - room // 2, len(lines) - room))
         return lines[first : first + room]
 
-    def _drawn_line(self, view: View, line: Line, width: int) -> Text:
-        style = "reverse" if line.id == self._chosen else ""
-        job = 12 if width < 60 else 30 if width < 100 else 60
+    def _is_chosen(self, line: Line) -> bool:
+        return self._chosen is not None and line.id == self._chosen.id
+
+    def _drawn_line(self, view: View, line: Line, layout: Layout) -> Text:
+        style = "reverse" if self._is_chosen(line) else ""
         kind = {"working": "", "failed": "red", "interrupted": "yellow"}[line.kind]
-        cells = [(_ago(view, line), 8, style), (line.label(width), job, style)]
+        cells = [(_ago(view, line), layout.SINCE, style), (line.label(layout.id), layout.job, style)]
         if line.kind != "working":
-            cells.append(
-                (line.kind if width >= 60 else line.kind[0].upper(), 12 if width >= 60 else 2, f"{style} {kind}")
-            )
-        return _row([*cells, (line.what, max(0, width - sum(cell[1] for cell in cells)), style)])
+            shown = line.kind if layout.state > len(line.kind) else line.kind[0].upper()
+            cells.append((shown, layout.state, f"{style} {kind}"))
+        return _row([*cells, (line.what, max(0, layout.width - sum(cell[1] for cell in cells)), style)])
 
     def _drawn_end(self, width: int) -> Text:
         said = self._reader.trouble or self._message
+        if not said and self._chosen is not None and not self._find_chosen():
+            with suppress(OSError):
+                said = f"chosen: {self._chosen.label()} is {self._state(self._chosen)}"
         if said:
             return _row([(said, width, "bold yellow")])
         return _row([(self.KEYS if len(self.KEYS) <= width else self.KEYS_IN_SHORT, width, "dim")])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How wide the columns of a line are."""
+
+    SINCE: ClassVar = 8
+
+    width: int
+    id: int
+    """How much of an id is shown."""
+    job: int
+    state: int
+
+    @staticmethod
+    def of(lines: list[Line], width: int) -> Layout:
+        """Give jobs and reasons what they take, and where that is too much, half of the width to each."""
+        state = 12 if width >= 60 else 2
+        rest = width - Layout.SINCE - state
+        reason = max((cells_of(safe(line.what)) for line in lines), default=0)
+        room = max(12, min(rest - LEAST_REASON, max(rest // 2, LENGTH_OF_ID + 1, rest - reason)))
+        longest = {
+            length: max((cells_of(line.label(length)) + 1 for line in lines), default=0)
+            for length in (LENGTH_OF_ID, 12, 6)
+        }
+        fits = (length for length, cells in longest.items() if cells <= room)
+        id = next(fits, 12 if room >= LENGTH_OF_ID else 6)
+        return Layout(width, id, min(longest[id], room), state)
 
 
 def _row(cells: list[tuple[str, int, str]]) -> Text:
