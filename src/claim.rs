@@ -151,6 +151,18 @@ impl Claim {
         self.content().map(|content| content.file)
     }
 
+    /// The lock file that says that its owner lives, or `None` for an owner that has none. Whoever gets a duplicate of its
+    /// descriptor keeps the owner alive, for as long as that is open.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn lock_file(&self) -> Result<Option<&File>> {
+        Ok(match &self.held()?.owner {
+            Owner::Token(lock) => lock.file(),
+            Owner::Pid(_) => None,
+        })
+    }
+
     /// Reads its bytes, as many as there were when it was opened.
     ///
     /// # Errors

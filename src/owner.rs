@@ -78,6 +78,11 @@ impl LockFile {
         self.token
     }
 
+    /// The open file, unless somebody closed it in this process.
+    pub(crate) fn file(&self) -> Option<&File> {
+        (self.file.is_ours() && self.file.handle().is_intact()).then(|| self.file.file())
+    }
+
     /// Whether others can still see it. Somebody may have deleted it, or closed it in this process, and would then take
     /// its owner for dead.
     pub(crate) fn is_good(&self) -> bool {
@@ -92,9 +97,9 @@ impl LockFile {
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        if self.file.is_ours() && self.file.handle().is_intact() {
+        if let Some(file) = self.file() {
             // Before the lock is freed. If it can't be removed, it is one more lock file of a dead owner.
-            _ = sys::remove_open(self.file.file(), &self.layout.owners, self.token.as_os_str());
+            _ = sys::remove_open(file, &self.layout.owners, self.token.as_os_str());
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::limits::{Limits, on_disk};
 use crate::listing::{Listing, Order};
 use crate::lookup::{find_listed, has_known, list_kept, visit_jobs};
 use crate::notice::Notice;
-use crate::owner::{CrashDetection, Owner};
+use crate::owner::{self, CrashDetection, Owner};
 use crate::pause;
 use crate::policy::{Fate, KeepPolicy, State};
 use crate::publish::{Publisher, Transfer};
@@ -812,12 +812,20 @@ impl Queue {
     }
 
     /// Looks now whether consumers have died, whose jobs are then interrupted. Of those that were `killed` it is recorded
-    /// why, unless another one that looks comes first.
+    /// why, unless another one that looks comes first. Returns those of them that count as alive still: somebody else has
+    /// their lock file open.
     ///
     /// # Errors
     /// [`Error::Io`]
-    pub fn recover(&self, killed: &[(OwnerName, String)]) -> Result<()> {
-        self.showing(|shared| recover::recover(shared, self.fate(), killed).map(|_| ()))
+    pub fn recover(&self, killed: &[(OwnerName, String)]) -> Result<Vec<OwnerName>> {
+        self.showing(|shared| {
+            let layout = shared.layout();
+            let lives = |owner: &OwnerName| owner::seems_alive(*owner, &layout.owners);
+            // Before: one that dies meanwhile may have been passed over.
+            let living = killed.iter().map(|(owner, _)| *owner).filter(lives).collect();
+            recover::recover(shared, self.fate(), killed)?;
+            Ok(living)
+        })
     }
 
     /// Finds out where a job is. `None` only after several looks, since a job may move between two of them.

@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pacchettino._job import Hook
 from pacchettino._retry import Backoff, Left, summary
 from pacchettino._telling import work_logger as logger
-from pacchettino._work import SLICE, Signals, Threads, Work
+from pacchettino._work import SLICE, Signals, Threads, Work, heed_children, missing_directory
 
 if TYPE_CHECKING:
     from ctypes import Array, c_double
 
     from pacchettino._queue import Pacchettino
 
-Handlers: TypeAlias = tuple[Callable[..., Any] | None, Callable[..., Any] | None, tuple[Hook, ...]]
-"""Of data jobs, of file jobs, and the hooks."""
+Handlers: TypeAlias = tuple[
+    Callable[..., Any] | None, Callable[..., Any] | None, Callable[..., Any] | None, tuple[Hook, ...]
+]
+"""Of data jobs, of file jobs, of claims, and the hooks."""
 
 # How often it is looked whether a child lives, for those whose own children keep its end from being told.
 TICK = 1.0
@@ -38,6 +40,10 @@ MOMENT = 0.1
 
 # How long the place of a child stays empty that died without having handled a job.
 PAUSE = Backoff(1, maximum=30, jitter=0)
+
+# How often it is checked whether the command of a child that was killed is gone, and for how long.
+COMMAND_TICK = 0.02
+COMMAND_PATIENCE = 5.0
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -151,11 +157,15 @@ class Children(Work):
     ) -> None:
         super().__init__(queue, grace)
         self.handled = 0
-        handlers = queue._on_data, queue._on_file, queue._hooks
+        handlers = queue._on_data, queue._on_file, queue._on_claim, queue._hooks
         _check_importable(queue, handlers)
         self._new_child = partial(Child, queue, handlers, threads, drain, max_jobs)
         self._places = [Place() for _ in range(processes)]
         self._job_timeout = job_timeout
+        self._killed: list[tuple[str, str]] = []
+        """The owners that were killed, with the reasons, until their jobs are recovered."""
+        self._failure: str | None = None
+        """Why there can be no more children."""
         self._was_ready = False
         self._woken, self._waker = SPAWN.Pipe(duplex=False)
 
@@ -172,7 +182,12 @@ class Children(Work):
             while not all(place.is_over for place in self._places):
                 for place in self._places:
                     self._attend(place)
+                if self._killed:
+                    self._recover([])
                 self._sleep()
+            self._recover_all()
+            if self._failure is not None:
+                raise RuntimeError(self._failure)
         except BaseException as error:
             self._kill_all(summary(error) if isinstance(error, Left) else f"its worker ended: {summary(error)}")
             raise
@@ -205,6 +220,11 @@ class Children(Work):
         try:
             place.child = self._new_child()
         except OSError as error:
+            gone = missing_directory()
+            if gone is not None:
+                self._failure = gone
+                self.stop()
+                return
             if not self._was_ready:
                 raise
             logger.error("no worker process could be started%s: %s", self._leave_empty(place), error)
@@ -241,7 +261,7 @@ class Children(Work):
 
     def _sleep(self) -> None:
         now = time.monotonic()
-        pause = min(self.leave_if_late(), SLICE)
+        pause = min(self.leave_if_late(), COMMAND_TICK if self._killed else SLICE)
         heard: list[Any] = [self._woken]
         for place in self._places:
             child = place.child
@@ -272,16 +292,31 @@ class Children(Work):
             child.end()
             self.handled += child.handled
         self._recover(children)
+        self._recover_all()
 
     def _recover(self, dead: list[Child]) -> None:
-        """Have the jobs of dead children interrupted, and told why, before others notice."""
-        killed = [(child.owner, child.why) for child in dead if child.owner is not None and child.why is not None]
+        """Have the jobs of dead children interrupted, and told why, before others notice.
+
+        A child whose command goes on counts as alive for as long.
+        """
+        self._killed += [
+            (child.owner, child.why) for child in dead if child.owner is not None and child.why is not None
+        ]
         try:
-            self.queue._core.recover(killed)
+            living = self.queue._core.recover(self._killed)
+            self._killed = [(owner, why) for owner, why in self._killed if owner in living]
         except (OSError, ValueError) as error:  # the next who looks does it; ValueError: the queue is closed
             logger.warning("the jobs of worker processes that ended can't be looked after: %s", error)
+            self._killed = []
         finally:
             self.queue._log_notices()
+
+    def _recover_all(self) -> None:
+        """Wait for the commands of children that were killed."""
+        end = time.monotonic() + COMMAND_PATIENCE
+        while self._killed and time.monotonic() < end:
+            time.sleep(COMMAND_TICK)
+            self._recover([])
 
 
 def _serve(
@@ -294,7 +329,8 @@ def _serve(
     line: connection.Connection,
 ) -> None:
     """Work in a child process. Its parent says when to stop, also by its death; a SIGTERM does as well."""
-    queue._on_data, queue._on_file, queue._hooks = handlers
+    heed_children()
+    queue._on_data, queue._on_file, queue._on_claim, queue._hooks = handlers
     work = Threads(queue, threads, drain=drain, max_jobs=max_jobs, counts=counts)
 
     def stop_on(number: int) -> None:
@@ -325,8 +361,8 @@ def _serve(
 def _check_importable(queue: Pacchettino, handlers: Handlers) -> None:
     """Raise a `TypeError` for handlers that a child process can't get."""
     main = sys.modules["__main__"]
-    on_data, on_file, hooks = handlers
-    for what in (on_data, on_file, *hooks, queue.retry_delay):
+    on_data, on_file, on_claim, hooks = handlers
+    for what in (on_data, on_file, on_claim, *hooks, queue.retry_delay):
         try:
             if getattr(what, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
                 raise pickle.PicklingError("it was typed at a prompt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import inspect
 import math
 import os
@@ -47,13 +46,14 @@ from pacchettino._types import (
     whole_number,
 )
 from pacchettino._views import Attempt, JobInfo, Stats
-from pacchettino._work import Threads, Work
+from pacchettino._work import Threads, Work, is_limit
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
 
 DataHandler: TypeAlias = Callable[[str, bytes], Result | None]
 FileHandler: TypeAlias = Callable[[str, str, Path], Result | None]
+OnClaim: TypeAlias = Callable[[_core.Claim, Path], float | None]
 D = TypeVar("D", bound=DataHandler)
 F = TypeVar("F", bound=FileHandler)
 H = TypeVar("H", bound=Hook)
@@ -118,6 +118,7 @@ class Pacchettino:
         self._interrupted_attempts = count(interrupted_attempts, "interrupted_attempts", 0)
         self._on_data: DataHandler | None = None
         self._on_file: FileHandler | None = None
+        self._on_claim: OnClaim | None = None
         self._hooks: tuple[Hook, ...] = ()
         self._is_watched = False
         by_pid = _by_pid(crash_detection)
@@ -385,6 +386,11 @@ class Pacchettino:
         `if __name__ == "__main__":`, and configure above it what they need, such as logging. One that dies is replaced:
         at once, but with a pause of up to 30 s where they die one after the other without having handled a job. If this
         process dies, they finish what they have in hand and end.
+
+        A handler that runs programs needs SIGCHLD. Where this process ignores it, `subprocess` reports 0 for every
+        program: that is logged as a warning, and child processes do not ignore it.
+
+        A job that this process cannot read for want of descriptors or memory is released and waits. So does the worker.
 
         Args:
             threads: How many jobs are handled at a time, in each process.
@@ -708,13 +714,18 @@ class Pacchettino:
             if end is not None:
                 wait = max(0.0, end - time.monotonic())
 
-    def _handle(self, claim: _core.Claim, settling: Callable[[Callable[[], None]], None] | None = None) -> None:
-        """Run the handler of a claimed job and settle it by what it says, through `settling` if that is given."""
+    def _handle(self, claim: _core.Claim, settling: Callable[[Callable[[], None]], None] | None = None) -> float | None:
+        """Run the handler of a claimed job and settle it by what it says, through `settling` if that is given.
+
+        Returns `None`; or, if the job was released since this process can't begin jobs now, how long to wait.
+        """
         if self._is_watched:
             tell_taken(claim)
         handling, outer = [claim, self], current.get()
         try:
             current.set(handling)
+            if self._on_claim is not None:
+                return self._hand_over(handling, self._on_claim, settling)
             name = claim.name
             handler: Callable[..., Result | None] | None
             arguments: tuple[Any, ...] | None
@@ -723,25 +734,50 @@ class Pacchettino:
             else:
                 handler, arguments = self._on_file, (claim.id, name, Path(claim.path))
             if arguments is None:
-                return
+                return None
             assert handler is not None
             # Up to here a signal puts the job back as if nothing had been. From here on nobody can tell whether the
             # handler was entered, is in the middle, or has just returned.
             claim.begin()
             if not claim.is_ours:
-                return  # a signal's handler forked just now, and this is the child
+                return None  # a signal's handler forked just now, and this is the child
             try:
                 returned = handler(*arguments)
                 verdict = _SUCCESS if returned is None else self._judge(claim, handler, returned)
             except Exception as error:
                 verdict = self._verdict_on(claim, error)
-            give = claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict)
-            self._settle(handling, give if settling is None else partial(settling, give))
+            self._conclude(handling, verdict, settling)
+            return None
         except BaseException as error:
             self._interrupt(handling, error)
             raise
         finally:
             current.set(outer)
+
+    def _hand_over(
+        self,
+        handling: Handling,
+        on_claim: OnClaim,
+        settling: Callable[[Callable[[], None]], None] | None,
+    ) -> float | None:
+        """The same with a handler that reads the job, begins with it, or releases it itself."""
+        claim: _core.Claim = handling[0]
+        try:
+            pause = on_claim(claim, self.base_dir)
+            if pause is not None:
+                return pause
+            verdict = _SUCCESS
+        except Exception as error:
+            verdict = self._verdict_on(claim, error)
+        self._conclude(handling, verdict, settling)
+        return None
+
+    def _conclude(
+        self, handling: Handling, verdict: Verdict, settling: Callable[[Callable[[], None]], None] | None
+    ) -> None:
+        claim: _core.Claim = handling[0]
+        give = claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict)
+        self._settle(handling, give if settling is None else partial(settling, give))
 
     def _verdict_on(self, claim: _core.Claim, error: BaseException) -> Verdict:
         """Judge an attempt by what its handler raised, and log a failure."""
@@ -795,7 +831,7 @@ class Pacchettino:
                 raise
             return None  # as in `_handle`
         except OSError as error:
-            if error.errno in _LIMITS:
+            if is_limit(error):
                 claim.put_back()
                 raise
             reason = f"it can't be read: {error}"
@@ -837,6 +873,8 @@ class Pacchettino:
 
     def _handled_kinds(self) -> tuple[bool, bool]:
         self._look_who_watches()
+        if self._on_claim is not None:
+            return True, True
         data, file = self._on_data is not None, self._on_file is not None
         if not data and not file:
             raise RuntimeError("there is no handler: set one with on_data_received or on_file_received, or use claim()")
@@ -859,9 +897,6 @@ _STATE_OF = {
     KeepPolicy.FAILED: "failed",
     KeepPolicy.INTERRUPTED: "interrupted",
 }
-
-# Errors of a process or a machine that can't do more at the moment, and not of the job.
-_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 _NO_LIMIT = 2**32 - 1
 

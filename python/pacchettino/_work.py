@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import math
 import os
 import signal
@@ -12,12 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pacchettino import _core
-from pacchettino._retry import Left
+from pacchettino._retry import Backoff, Left, summary
 from pacchettino._telling import work_logger as logger
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 # How long a wait in Python goes on before it is looked for signals. On Windows none ends it; elsewhere those do not
 # that come just before the call sleeps, or that another thread was given since this one does not let them in.
 SLICE = 0.08 if sys.platform == "win32" else 1.0
+
+_LIMITS = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 # How long a handler may go on that was told by an exception that the grace is over.
 LAST_SECONDS = 5
@@ -89,6 +93,85 @@ def is_default(handler: object) -> bool:
     return handler in (signal.SIG_DFL, signal.default_int_handler) or (
         getattr(method, "__module__", None) == "asyncio.runners"
     )
+
+
+def is_limit(error: BaseException) -> bool:
+    """Whether this process or its machine can't do more at the moment. Such an error says nothing about the job."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _LIMITS)
+
+
+class Outage:
+    """A worker can't begin jobs at the moment, for want of descriptors, or since its command is being replaced.
+
+    The worker waits; the pauses grow, and are those of all its threads. An outage is logged once, and so is its end.
+    An outage that comes again within a minute is not logged.
+    """
+
+    _PAUSE = Backoff(0.1, maximum=30)
+    _OVER_AFTER = 60.0
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._met = -math.inf
+        self._is_logged = False
+        self._pauses = 0
+        self._until = 0.0
+
+    def meet(self, error: Exception) -> float:
+        """Note that a job could not be begun. Returns how long to wait."""
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._until:
+                self._pauses += 1
+                self._until = now + self._PAUSE(self._pauses)
+            is_new = self._began is None
+            if self._began is None:
+                self._began = now
+                self._is_logged = now - self._met >= self._OVER_AFTER
+            self._met = now
+            pause = self._until - now
+        if is_new and self._is_logged:
+            logger.error(
+                "cannot %s: %s; no job is begun, and none fails for that; retrying after pauses of up to 30 s",
+                self._what,
+                error.strerror if isinstance(error, OSError) else summary(error),
+            )
+        return pause
+
+    def end(self) -> None:
+        """Note that a job could be begun."""
+        if self._began is None:
+            return
+        with self._lock:
+            began, self._began = self._began, None
+            self._pauses, self._until = 0, 0.0
+        if began is not None and self._is_logged:
+            logger.warning("can %s again, after %.1f s", self._what, time.monotonic() - began)
+
+
+def missing_directory() -> str | None:
+    """Describe the working directory if it is gone. Programs that are started from there may not be found."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        name = os.environ.get("PWD", "")
+        with suppress(OSError):
+            name = str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)")
+        return f"the working directory {name} is gone; start the worker in one that exists"
+    return None
+
+
+def ignores_children() -> bool:
+    """Whether this process ignores SIGCHLD. Then nobody learns how its child processes ended."""
+    return sys.platform != "win32" and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+
+
+def heed_children() -> None:
+    """Have SIGCHLD not ignored any more, as it may be by inheritance."""
+    if sys.platform != "win32" and ignores_children():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 class Work:
@@ -188,6 +271,8 @@ class Threads(Work):
         self._pid = os.getpid()
         # Of threads that ended, with what they raised; a number means "look up".
         self._news: SimpleQueue[BaseException | int | None] = SimpleQueue()
+        self._stops: SimpleQueue[None] = SimpleQueue()
+        self._outage = Outage("take jobs")
         self._is_over = False
         self._is_late = False
 
@@ -201,6 +286,16 @@ class Threads(Work):
     def tell(self) -> None:
         self._end_drain()
         self._news.put(0)
+        for _ in range(self._threads):
+            self._stops.put(None)
+
+    def run(self) -> None:
+        if ignores_children():
+            logger.warning(
+                "SIGCHLD is ignored: nobody learns the exit status of a program that a handler runs, and `subprocess` "
+                "reports 0; call signal.signal(signal.SIGCHLD, signal.SIG_DFL) before work()"
+            )
+        super().run()
 
     def _run(self) -> None:
         # Only in the main thread a handler can be interrupted.
@@ -292,20 +387,37 @@ class Threads(Work):
         consumer = self.queue._core.consumer(self.queue.fifo)
         try:
             while not self.token.is_set and self._may_take():
-                claim = self._drain_next(consumer) if self._drain else self.queue._next(consumer, None, self.token)
-                if claim is None:
-                    return
-                counted = self.counts[number]
-                self.counts[0] = time.monotonic()
                 try:
-                    self.queue._handle(claim, partial(self._settle, number))
-                finally:
-                    self.counts[0] = 0
-                if not claim.is_ours:
-                    return  # the handler forked, and the child came back
-                self.counts[number] = counted + 1  # also one that could not be read
+                    pause = self._take_one(consumer, number)
+                except (OSError, MemoryError) as error:
+                    if not is_limit(error):
+                        raise
+                    pause = self._outage.meet(error)
+                if pause is None:
+                    return
+                if pause > 0:  # no job was begun
+                    self._rest(pause)
         finally:
             consumer.end()
+
+    def _take_one(self, consumer: _core.Consumer, number: int) -> float | None:
+        """Handle one job. Returns how long to wait before the next, or `None` if there is to be no next."""
+        claim = self._drain_next(consumer) if self._drain else self.queue._next(consumer, None, self.token)
+        if claim is None:
+            return None
+        counted = self.counts[number]
+        self.counts[0] = time.monotonic()
+        try:
+            pause = self.queue._handle(claim, partial(self._settle, number))
+        finally:
+            self.counts[0] = 0
+        if not claim.is_ours:
+            return None  # the handler forked, and the child came back
+        if pause is not None:
+            return pause
+        self._outage.end()
+        self.counts[number] = counted + 1  # also one that could not be read
+        return 0
 
     def _settle(self, number: int, give: Callable[[], None]) -> None:
         """Count a job with its verdict. From here on its time is no longer measured: it would be killed in vain."""
@@ -315,15 +427,27 @@ class Threads(Work):
         finally:
             self.counts[number] += 1
 
+    def _rest(self, seconds: float) -> None:
+        """Wait before the next job, unless this is to stop."""
+        if self._left is not None:
+            with self._lock:
+                self._left += 1
+        end = time.monotonic() + seconds
+        while not self.token.is_set and (left := end - time.monotonic()) > 0:
+            with suppress(Empty):
+                self._stops.get(timeout=min(left, SLICE))
+
     def _drain_next(self, consumer: _core.Consumer) -> _core.Claim | None:
         """Take a job if one waits, or if one comes while other threads have jobs in hand, which may send others."""
         claim = self._take_waiting(consumer)
         if claim is not None or self.token.is_set:
             return claim
         self._be_idle()
-        claim = self.queue._next(consumer, None, self._drained)
-        with self._lock:
-            self._idle -= 1
+        try:
+            claim = self.queue._next(consumer, None, self._drained)
+        finally:
+            with self._lock:
+                self._idle -= 1
         # The end may have been told while this thread was on its way back with a job (which it then put back), or by
         # one that sent a job last of all.
         return self._take_waiting(consumer) if claim is None else claim

@@ -1,6 +1,8 @@
 //! A claimed job, and jobs as a listing shows them.
 
 use std::ffi::OsString;
+#[cfg(unix)]
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -167,6 +169,23 @@ impl Claim {
             Ok(())
         })?;
         Ok(if length < large.length() { PyBytes::new(py, &data.as_bytes()[..length]) } else { data })
+    }
+
+    /// Opens its file, and returns the descriptor.
+    #[cfg(unix)]
+    fn open(&self, py: Python<'_>) -> PyResult<RawFd> {
+        let file = detached(py, || self.with(|claim| claim.as_ref().map(crate::Claim::open).transpose()))?
+            .ok_or_else(|| PyRuntimeError::new_err("the job has its verdict: open its file before that"))?;
+        Ok(file.into_raw_fd())
+    }
+
+    /// The descriptor of its owner's lock file, if it has one. It stays the claim's.
+    #[cfg(unix)]
+    fn lock_descriptor(&self, py: Python<'_>) -> PyResult<Option<RawFd>> {
+        let lock = |claim: &mut Option<crate::Claim>| {
+            Ok::<_, Error>(claim.as_ref().map(crate::Claim::lock_file).transpose()?.flatten().map(AsRawFd::as_raw_fd))
+        };
+        Ok(detached(py, || self.with(lock))?)
     }
 
     /// What came of it, and after how many seconds: for who asks first, so that it is told once.

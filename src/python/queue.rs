@@ -88,10 +88,12 @@ impl Queue {
         Ok(detached(py, || self.0.owner())?.to_string())
     }
 
-    fn recover(&self, py: Python<'_>, killed: Vec<(String, String)>) -> PyResult<()> {
+    /// Returns those that were killed and count as alive still.
+    fn recover(&self, py: Python<'_>, killed: Vec<(String, String)>) -> PyResult<Vec<String>> {
         let named = |(owner, why): (String, String)| Some((OwnerName::parse(owner.as_bytes())?, why));
         let killed: Vec<_> = killed.into_iter().filter_map(named).collect();
-        Ok(detached(py, || self.0.recover(&killed))?)
+        let living = detached(py, || self.0.recover(&killed))?;
+        Ok(living.iter().map(ToString::to_string).collect())
     }
 
     #[getter]

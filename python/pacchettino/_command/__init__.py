@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -229,3 +231,17 @@ def _is_there(directory: str, name: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def open_job_file(path: str) -> int:
+    """Open a job's file to read it, as the core does: not through a link, and nothing but a regular file.
+
+    Somebody may have put a FIFO in its place, which keeps waiting whoever opens it otherwise.
+    """
+    # On Windows, as it is and not as text.
+    flags = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+    file = os.open(path, os.O_RDONLY | flags)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "a job must be a regular file", path)
+    return file

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pacchettino import _core
-from pacchettino._command import add_json, add_subcommand, complain, existing
+from pacchettino._command import add_json, add_subcommand, complain, existing, open_job_file
 from pacchettino._command.output import age, as_json, coloured, moment, safe, safe_lines, table
 from pacchettino._types import from_milliseconds
 
@@ -276,11 +276,9 @@ def length(path: str) -> int | None:
 
 
 def first_bytes(path: str) -> bytes | None:
-    """Read the beginning of a job's file, if it is there and may be read; never through a link."""
+    """Read the beginning of a job's file, if it is there and may be read."""
     try:
-        # Without waiting for a writer, should it be a FIFO; on Windows, as it is and not as text.
-        flags = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
-        file = os.open(path, os.O_RDONLY | flags)
+        file = open_job_file(path)
     except (OSError, ValueError):
         return None
     try:

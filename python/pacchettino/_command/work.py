@@ -11,6 +11,8 @@ from typing import Any
 
 from pacchettino import Backoff, CrashDetection, KeepPolicy, Pacchettino
 from pacchettino._command import DURATIONS, KEPT, UsageError, add_subcommand, complain, duration, number
+from pacchettino._command.init import split_off_init
+from pacchettino._work import heed_children, missing_directory
 
 
 def add_parser(subparsers: Any, common: list[argparse.ArgumentParser]) -> None:
@@ -37,7 +39,9 @@ In its environment are PACCHETTINO_ID, PACCHETTINO_ATTEMPT (from 1),
 PACCHETTINO_DIR, and for a file PACCHETTINO_NAME.
 It runs in a session of its own, which Ctrl-C does not reach. If the worker
 leaves or dies, CMD is ended with all that it started (SIGTERM, a second later
-SIGKILL).
+SIGKILL), and only then the job is interrupted. With --crash-detection pid, or
+if CMD starts sessions of its own, the job may be interrupted before that.
+While CMD cannot be started its jobs wait; that is no attempt.
 
 The first SIGTERM or SIGINT (Ctrl-C): the jobs in hand are finished, no more
 are taken, and the exit status is 0, also if jobs failed. The second: the
@@ -148,18 +152,24 @@ def work(args: argparse.Namespace) -> int:
         raise UsageError("--job-timeout needs --threads 1, since it kills the process; use --processes")
     if args.interrupted_attempts < 0:
         raise UsageError("--interrupted-attempts must be 0 or more")
+    heed_children()
+    split_off_init()  # before anything starts a thread
+    gone = missing_directory()
+    if gone is not None:
+        complain(gone)
+        return 1
     # As for `python -m`: where the worker is started, there its modules are.
     sys.path.insert(0, str(Path.cwd()))
     handlers = {kind: imported(name) for kind, name in (("data", args.data), ("file", args.file)) if name is not None}
+    program = None
     if args.command is not None:
         from shutil import which
 
-        from pacchettino._command.program import Program, end_all
+        from pacchettino._command.program import Program
 
         if which(args.command[0]) is None:
-            raise UsageError(f"{args.command[0]}: there is no such command; every job would fail")
+            raise UsageError(f"{args.command[0]}: there is no such command")
         program = Program(args.command)
-        handlers = {"data": program, "file": program}
     queue = Pacchettino(
         args.directory,
         args.keep,
@@ -175,6 +185,7 @@ def work(args: argparse.Namespace) -> int:
         complain(f"working on {queue.base_dir}; Ctrl-C finishes what is in hand, a second one leaves it")
     tell_stops()
     try:
+        queue._on_claim = program
         if "data" in handlers:
             queue.on_data_received(handlers["data"])
         if "file" in handlers:
@@ -193,8 +204,8 @@ def work(args: argparse.Namespace) -> int:
         complain(error)
         return 1
     finally:
-        if args.command is not None:
-            end_all()  # before the jobs are seen to be interrupted
+        if program is not None:
+            program.end_all()  # before the jobs are seen to be interrupted
     return 0
 
 
