@@ -18,7 +18,7 @@ use crate::layout::{self, Place};
 use crate::owner;
 use crate::policy::State;
 use crate::recover::{Unfinished, judge_unfinished};
-use crate::sys::{self, Access, Dir, Doubtful, Entry, FileKind, Identity, Permissions, Reading};
+use crate::sys::{self, Access, Dir, Doubtful, Entry, FileKind, Identity, Permissions, Reading, Space};
 
 /// How much later than now a time must be for a clock to be wrong.
 const FUTURE: Duration = Duration::from_secs(60);
@@ -47,6 +47,8 @@ pub enum Fault {
     Apart,
     /// The filesystem may not do what the queue needs.
     Filesystem,
+    /// The filesystem has no room for a file.
+    Full,
     /// No file of the queue.
     Stranger,
     /// A name that is almost a job's.
@@ -90,6 +92,7 @@ impl Fault {
             Self::Sharing => "sharing",
             Self::Apart => "apart",
             Self::Filesystem => "filesystem",
+            Self::Full => "full",
             Self::Stranger => "stranger",
             Self::AlmostJob => "almost-job",
             Self::NoFile => "no-file",
@@ -148,6 +151,7 @@ pub struct Inspection {
     /// When the first look ended, and when the last one began.
     first: Instant,
     last: Instant,
+    apart: Duration,
 }
 
 impl Inspection {
@@ -160,7 +164,14 @@ impl Inspection {
         let base = std::path::absolute(&base).at(|| base.as_ref().into())?;
         let last = Instant::now();
         let found = look(&base)?;
-        Ok(Self { base, found, first: Instant::now(), last })
+        Ok(Self { base, found, first: Instant::now(), last, apart: APART })
+    }
+
+    /// Sets how far apart the looks must be that show that a job is gone. Less than ten seconds is for tests.
+    #[must_use]
+    pub fn looks_apart(mut self, apart: Duration) -> Self {
+        self.apart = apart;
+        self
     }
 
     /// Looks once more, and keeps only what is as it was.
@@ -198,12 +209,12 @@ impl Inspection {
     #[must_use]
     pub fn rest(&self) -> Duration {
         let waits = self.findings().iter().any(|finding| finding.fault == Fault::History);
-        if waits { APART.saturating_sub(self.first.elapsed()) } else { Duration::ZERO }
+        if waits { self.apart.saturating_sub(self.first.elapsed()) } else { Duration::ZERO }
     }
 
     /// The jobs of which there are records, and which were in no place in two looks that are far enough apart.
     pub(crate) fn gone(&self) -> impl Iterator<Item = Job> {
-        let is_certain = self.last.saturating_duration_since(self.first) >= APART;
+        let is_certain = self.last.saturating_duration_since(self.first) >= self.apart;
         let gone = self.findings().iter().filter(move |finding| is_certain && finding.fault == Fault::History);
         gone.filter_map(|finding| Job::parse(finding.path.file_name()?))
     }
@@ -328,6 +339,14 @@ impl Look {
                 self.say(Fault::NotAsked, home, here, what);
             }
             Err(error) => self.say(Fault::Access, home, here, format!("its filesystem does not answer: {error}")),
+        }
+        match home.space() {
+            Ok(Space { files: Some(0), .. }) => {
+                self.say(Fault::Full, home, here, "its filesystem has no free inodes, whatever space is left");
+            }
+            Ok(Space { bytes: 0, .. }) => self.say(Fault::Full, home, here, "its filesystem has no free space"),
+            Ok(_) => {}
+            Err(error) => self.say(Fault::Access, home, here, format!("its free space is not known: {error}")),
         }
     }
 

@@ -1,4 +1,7 @@
-"""`pacchettino check`: what is not as it should be is told, a queue at work is not, what is certain is repaired."""
+"""`pacchettino check`: what is not as it should be is told, a queue at work is not, what is certain is repaired.
+
+Most of it runs in this process, where the looks are closer together.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from helpers import Clock, Peer, claims, dead_pid, everything, files, lay_down, lock_file, new_id, until
+from helpers import Clock, Peer, call_main, claims, dead_pid, everything, files, lay_down, lock_file, new_id, until
 from pacchettino import KeepPolicy, Pacchettino, _core
+from pacchettino._command import check as looking
 from test_odd_entries import ODD, outside
 
 __all__ = ["outside"]
@@ -31,8 +36,24 @@ CLOCK_NANOSLEEP = {"230", "115"}
 Found = set[tuple[str, str]]
 
 
+@pytest.fixture(autouse=True)
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the looks of this process close together."""
+    monkeypatch.setattr(looking, "SECOND_LOOK", 0.01)
+    monkeypatch.setattr(looking, "APART", 0.02)
+
+
+@pytest.fixture
+def queue_dir(quick_dir: Path) -> Path:
+    """What is looked at does not depend on the disk."""
+    return quick_dir / "queue"
+
+
 def run(base: Path, *options: str, under: tuple[str, ...] = (), clock: Clock | None = None) -> tuple[int, str, str]:
-    """Run the command; give its exit status and what it printed."""
+    """Run the command; give its exit status and what it printed. For another user and another time it is a process."""
+    if not under and clock is None:
+        status, printed, said = call_main("check", base, *options)
+        return status, printed.decode(), said.decode()
     command = [*under, sys.executable, "-W", "error", "-m", "pacchettino", "check", str(base), *options]
     environment = {**os.environ, **(clock.environment if clock else {})}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
@@ -88,7 +109,8 @@ class Disorder:
             self._file(f"{state}/fle-{new_id()}-notes.txt")
         self._file(f"scheduled/{LATER}-raw-{new_id()}")
         self._file(f"processing/raw-{new_id()}.alive00000/raw")
-        self._file(f"processing/fle-{new_id()}-a.b.{os.getpid()}/a.b")
+        # Another process: this one would know that it has no such claim.
+        self._file(f"processing/fle-{new_id()}-a.b.{os.getppid()}/a.b")
         self._directory(f"processing/raw-{new_id()}.alive00000")  # its job is just coming, or just gone
         self._directory("processing/spare-alive00000-1", old=True)
         self._file(f"tmp/{new_id()}-alive00000", old=True)
@@ -296,7 +318,8 @@ TRAFFIC = """
 """
 
 
-def test_a_queue_at_work_has_no_findings(quick_dir: Path) -> None:
+def test_a_queue_at_work_has_no_findings(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "SECOND_LOOK", 1.0)  # as it is for users
     base = quick_dir / "queue"
     Pacchettino(base).close()
     settings = {
@@ -422,6 +445,28 @@ def test_directories_on_other_filesystems_and_mounts_are_told(queue_dir: Path, t
 
 
 @pytest.mark.needs("/proc")
+def test_a_filesystem_without_free_inodes_or_space_is_told(queue_dir: Path) -> None:
+    queue_dir.mkdir()
+    with mounted("a small filesystem", "-t", "tmpfs", "-o", "nr_inodes=30,size=1m", "tmpfs", queue_dir):
+        lay_down(queue_dir, {})
+        assert check(queue_dir) == (0, set(), set())
+        filler = queue_dir / "filler"
+        filler.mkdir()
+        with pytest.raises(OSError, match="No space left"):
+            deque((filler / str(number)).touch() for number in range(30))
+        with pytest.raises(OSError, match="No space left"), Pacchettino(queue_dir) as queue:
+            queue.send_data("a")  # which is why
+        assert check(queue_dir) == (1, {("full", ".")}, set())
+        assert "no free inodes" in run(queue_dir)[1]
+        shutil.rmtree(filler)
+        assert check(queue_dir) == (0, set(), set())
+        with pytest.raises(OSError, match="No space left"):
+            filler.write_bytes(bytes(2 << 20))
+        assert check(queue_dir) == (1, {("full", ".")}, set())
+        assert "no free space" in run(queue_dir)[1]
+
+
+@pytest.mark.needs("/proc")
 def test_a_queue_on_an_overlay_or_on_fuse_is_told(tmp_path: Path, quick_dir: Path) -> None:
     lower, upper, work, merged = (quick_dir / name for name in ("lower", "upper", "work", "merged"))
     for directory in (lower, upper, work, merged):
@@ -494,7 +539,8 @@ def test_where_there_is_no_queue_none_is_made(tmp_path: Path) -> None:
     assert set(everything(tmp_path)) == {b"empty", b"file"}
 
 
-def test_nothing_that_is_put_into_the_directories_is_opened_or_followed(queue_dir: Path, outside: Path) -> None:
+def test_nothing_that_is_put_into_the_directories_is_opened_or_followed(tmp_path: Path, outside: Path) -> None:
+    queue_dir = tmp_path / "queue"
     lay_down(queue_dir, {})
     (queue_dir / "history").mkdir()
     odd_ones: set[str] = set()

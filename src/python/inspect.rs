@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use pyo3::prelude::*;
 
@@ -16,9 +17,12 @@ pub(super) struct Inspection(pub(super) Mutex<inspect::Inspection>);
 
 #[pymethods]
 impl Inspection {
+    /// `apart`: how many seconds there must be between the looks that show that a job is gone.
     #[new]
-    fn new(py: Python<'_>, base: PathBuf) -> PyResult<Self> {
-        Ok(Self(Mutex::new(detached(py, || inspect::Inspection::begin(base))?)))
+    #[pyo3(signature = (base, apart = 10.0))]
+    fn new(py: Python<'_>, base: PathBuf, apart: f64) -> PyResult<Self> {
+        let found = detached(py, || inspect::Inspection::begin(base))?;
+        Ok(Self(Mutex::new(found.looks_apart(Duration::from_secs_f64(apart)))))
     }
 
     fn look_again(&self, py: Python<'_>) -> PyResult<()> {

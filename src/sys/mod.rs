@@ -74,6 +74,14 @@ pub(crate) enum Doubtful {
     Overlay,
 }
 
+/// What is left on a filesystem for users other than root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Space {
+    pub(crate) bytes: u64,
+    /// How many files and directories can be made; `None` where only bytes limit that.
+    pub(crate) files: Option<u64>,
+}
+
 /// How a directory is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reading {

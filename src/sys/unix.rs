@@ -18,7 +18,7 @@ use nix::sys::signal::kill;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{AccessFlags, Pid, UnlinkatFlags, faccessat, unlinkat};
 
-use super::{Access, Doubtful, Entry, FileKind, Identity, Link, Permissions, Reading, Stat};
+use super::{Access, Doubtful, Entry, FileKind, Identity, Link, Permissions, Reading, Space, Stat};
 use crate::handle::Handle;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use {
@@ -179,6 +179,16 @@ impl Dir {
             "unionfs" => Some(Doubtful::Overlay),
             _ => None,
         })
+    }
+
+    /// What is left on its filesystem.
+    #[allow(clippy::unnecessary_cast, reason = "of whatever types")]
+    pub(crate) fn space(&self) -> io::Result<Space> {
+        let now = nix::sys::statvfs::fstatvfs(self)?;
+        let bytes = (now.blocks_available() as u64).saturating_mul(now.fragment_size() as u64);
+        // Filesystems that make inodes as they are needed have none in all.
+        let files = (now.files() > 0).then(|| now.files_available() as u64);
+        Ok(Space { bytes, files })
     }
 
     /// Moves an entry to a name that is free, in this or another directory.

@@ -50,7 +50,7 @@ use windows_sys::Win32::System::Threading::{
     GetProcessId, OpenProcess, PROCESS_QUERY_LIMITED_INFORMATION, PROCESS_SYNCHRONIZE, WaitForSingleObject,
 };
 
-use super::{Access, Doubtful, Entry, FileKind, Identity, Link, Reading, Stat};
+use super::{Access, Doubtful, Entry, FileKind, Identity, Link, Reading, Space, Stat};
 use crate::handle::Handle;
 
 const SHARE_ALL: FILE_SHARE_MODE = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
@@ -189,6 +189,11 @@ impl Dir {
     #[allow(clippy::unused_self, reason = "elsewhere it is asked")]
     pub(crate) fn doubtful(&self) -> io::Result<Option<Doubtful>> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// What is left on its volume.
+    pub(crate) fn space(&self) -> io::Result<Space> {
+        Ok(Space { bytes: fs2::available_space(self.path())?, files: None })
     }
 
     /// Moves an entry to a name that is free, in this or another directory.

@@ -16,6 +16,9 @@ from pacchettino._command.output import as_json, coloured, safe
 SECOND_LOOK = 1.0
 """How many seconds later what was found is looked at once more: of a queue at work most of it is over by then."""
 
+APART = 10.0
+"""How many seconds there must be between the looks that show that a job is gone, before its records are deleted."""
+
 SHOWN = 20
 """How many findings of a kind are shown to people."""
 
@@ -26,6 +29,7 @@ ADVICE = {
     "sharing": "users of one group: chgrp and chmod g+rwxs on all directories, and a umask of 002",
     "apart": "a job moves by rename, which leads to no other filesystem or mount: keep all directories in one",
     "filesystem": "put the queue on a local filesystem (ext4, xfs, btrfs, tmpfs), in a container on a volume",
+    "full": "no job can be sent or taken before there is room: delete what is not needed, on that filesystem",
     "stranger": "nobody touches it: move it elsewhere",
     "almost-job": "nobody takes it: send it again under a name of its own, or delete it",
     "no-file": "nobody takes or follows it: move it elsewhere",
@@ -112,7 +116,7 @@ def check(arguments: argparse.Namespace) -> int:
 def _look(directory: str) -> _core.Inspection:
     """Look at everything, and once more at what seems wrong."""
     try:
-        found = _core.Inspection(directory)
+        found = _core.Inspection(directory, APART)
         if found.findings():
             time.sleep(SECOND_LOOK)
             found.look_again()
