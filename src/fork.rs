@@ -68,7 +68,8 @@ pub(crate) fn without_forks<T>(f: impl FnOnce() -> T) -> T {
 
 /// An open file that a forked child does not keep: the child's copy is closed before `fork` returns there.
 pub(crate) struct Private {
-    handle: ManuallyDrop<Handle>,
+    /// In a place of its own, where the child finds it.
+    handle: ManuallyDrop<Box<Handle>>,
     generation: u64,
     #[cfg(unix)]
     slot: &'static handlers::Slot,
@@ -78,7 +79,7 @@ impl Private {
     /// Opens the file while no fork can happen in between.
     pub(crate) fn open<E>(open: impl FnOnce() -> Result<Handle, E>) -> Result<Self, E> {
         without_forks(|| {
-            let handle = open()?;
+            let handle = Box::new(open()?);
             Ok(Self {
                 #[cfg(unix)]
                 slot: handlers::Slot::take(&handle),
@@ -117,25 +118,21 @@ impl Drop for Private {
 #[cfg(unix)]
 mod handlers {
     use std::cell::UnsafeCell;
-    use std::os::fd::AsRawFd;
-    use std::ptr::null_mut;
+    use std::ptr::{from_ref, null_mut};
     use std::sync::Once;
-    use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicPtr, Ordering};
 
     use nix::libc;
 
-    use crate::handle::{Handle, unix};
-
-    const FREE: i32 = -1;
+    use crate::handle::Handle;
 
     /// A list that only grows, so that the child can walk it whatever other threads were doing.
     static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
 
-    /// The place of one descriptor in the list of those to be closed.
+    /// The place of one open file in the list of those to be closed.
     pub(crate) struct Slot {
-        descriptor: AtomicI32,
-        /// Device and inode of the file: somebody may have closed it and opened another.
-        identity: [AtomicU64; 2],
+        /// Null where there is none.
+        handle: AtomicPtr<Handle>,
         next: *mut Slot,
     }
 
@@ -143,22 +140,15 @@ mod handlers {
     unsafe impl Sync for Slot {}
 
     impl Slot {
-        /// To be called while no fork can happen: the child must not meet one that is half filled in.
+        /// Takes a place for a handle, which stays where it is until the place is given back.
         pub(crate) fn take(handle: &Handle) -> &'static Self {
-            let descriptor = handle.file().as_raw_fd();
-            let (device, inode) = handle.identity();
+            let handle = from_ref(handle).cast_mut();
             for slot in slots() {
-                if slot.descriptor.compare_exchange(FREE, descriptor, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    slot.identity[0].store(device, Ordering::Release);
-                    slot.identity[1].store(inode, Ordering::Release);
+                if slot.handle.compare_exchange(null_mut(), handle, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     return slot;
                 }
             }
-            let new: &'static mut Self = Box::leak(Box::new(Self {
-                descriptor: AtomicI32::new(descriptor),
-                identity: [device, inode].map(AtomicU64::new),
-                next: null_mut(),
-            }));
+            let new: &'static mut Self = Box::leak(Box::new(Self { handle: AtomicPtr::new(handle), next: null_mut() }));
             let mut head = SLOTS.load(Ordering::Acquire);
             loop {
                 new.next = head;
@@ -170,7 +160,7 @@ mod handlers {
         }
 
         pub(crate) fn give_back(&self) {
-            self.descriptor.store(FREE, Ordering::Release);
+            self.handle.store(null_mut(), Ordering::Release);
         }
     }
 
@@ -222,11 +212,10 @@ mod handlers {
     extern "C" fn in_child() {
         super::GENERATION.fetch_add(1, Ordering::AcqRel);
         for slot in slots() {
-            let descriptor = slot.descriptor.swap(FREE, Ordering::AcqRel);
-            let [device, inode] = slot.identity.each_ref().map(|number| number.load(Ordering::Acquire));
-            if descriptor != FREE && unix::of_number(descriptor) == Some((device, inode)) {
-                // SAFETY: `close` is async-signal-safe; the file's owner, seeing the new generation, leaves it alone.
-                unsafe { libc::close(descriptor) };
+            // SAFETY: null, or a handle that lives until its place is given back, as it was not when the fork happened. Its
+            // owner, seeing the new generation, leaves it alone from now on.
+            if let Some(handle) = unsafe { slot.handle.swap(null_mut(), Ordering::AcqRel).as_ref() } {
+                handle.close_in_child();
             }
         }
         unlock();

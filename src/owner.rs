@@ -9,6 +9,8 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
+
 use crate::error::{At, Error, Result};
 use crate::fork::{self, Private};
 use crate::handle::Handle;
@@ -60,6 +62,8 @@ impl Owner {
 pub(crate) struct LockFile {
     token: Token,
     file: Private,
+    /// The same file, opened once more since somebody closed it in this process.
+    again: ArcSwapOption<(Private, Arc<Layout>)>,
     layout: Arc<Layout>,
 }
 
@@ -69,7 +73,7 @@ impl LockFile {
             let owners = &layout.owners;
             let token = Token::new().at(|| owners.path().into())?;
             if let Some(file) = lock_new(layout, token)? {
-                return Ok(Self { token, file, layout: Arc::clone(layout) });
+                return Ok(Self { token, file, again: ArcSwapOption::empty(), layout: Arc::clone(layout) });
             }
         }
     }
@@ -86,22 +90,51 @@ impl LockFile {
     /// Whether others can still see it. Somebody may have deleted it, or closed it in this process, and would then take
     /// its owner for dead.
     pub(crate) fn is_good(&self) -> bool {
-        self.file.is_ours() && sys::is_linked(self.file.handle()).unwrap_or(false)
+        self.file.is_ours() && is_linked(&self.file)
     }
 
     /// The same where others look for it: `owners/` may have been replaced.
     pub(crate) fn is_good_in(&self, layout: &Arc<Layout>) -> bool {
         Arc::ptr_eq(&self.layout, layout) && self.is_good()
     }
+
+    /// Takes the lock again, if nobody has taken its owner for dead: whoever does that removes the file while holding the
+    /// lock.
+    pub(crate) fn take_again(&self, layout: &Arc<Layout>) {
+        if !self.again.load().as_ref().is_some_and(|again| is_linked(&again.0)) {
+            let again = reopen(layout, self.token).filter(is_linked);
+            self.again.store(again.map(|file| Arc::new((file, Arc::clone(layout)))));
+        }
+    }
 }
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        if let Some(file) = self.file() {
+        if !self.file.is_ours() {
+            return;
+        }
+        let again = self.again.load();
+        let again = again.as_ref().map(|again| (&again.0, &again.1));
+        let is_open =
+            |(file, layout): &(&Private, &Arc<Layout>)| file.handle().is_intact() && layout.owners.is_intact();
+        if let Some((file, layout)) = [Some((&self.file, &self.layout)), again].into_iter().flatten().find(is_open) {
             // Before the lock is freed. If it can't be removed, it is one more lock file of a dead owner.
-            _ = sys::remove_open(file, &self.layout.owners, self.token.as_os_str());
+            _ = sys::remove_open(file.file(), &layout.owners, self.token.as_os_str());
         }
     }
+}
+
+fn is_linked(file: &Private) -> bool {
+    sys::is_linked(file.handle()).unwrap_or(false)
+}
+
+/// Opens a lock file and takes its lock, unless it is gone or somebody has it.
+fn reopen(layout: &Layout, token: Token) -> Option<Private> {
+    let opened = Private::open(|| match sys::take_lock(&layout.owners, token.as_os_str())? {
+        Some(file) => Handle::new(file),
+        None => Err(io::ErrorKind::WouldBlock.into()),
+    });
+    opened.ok()
 }
 
 /// Makes the lock file of a token: it is locked before it gets the name under which others look for it. `None` if

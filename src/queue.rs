@@ -1093,6 +1093,7 @@ impl Queue {
             if !layout.is_intact() || !layout.is_at(&self.base) {
                 self.reopen()?;
             }
+            shared.table().take_again(&shared.layout());
             changed = shared.settle_again().0;
             changed |= recover::recover(shared, self.fate(), &[])?;
             recover::sweep(shared)?;

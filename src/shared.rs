@@ -130,6 +130,8 @@ impl Schedule {
 pub(crate) struct Table {
     claims: HashMap<Uuid, Entry>,
     lock: Option<Arc<LockFile>>,
+    /// Those that were closed in this process. Claims that are in progress under their names hold them.
+    closed: Vec<Weak<LockFile>>,
 }
 
 struct Entry {
@@ -168,8 +170,9 @@ impl Shared {
             // Another of its directories may have been replaced, or somebody closed them.
             let known = shared.layout();
             if known.identities() != layout.identities() || !known.is_intact() {
+                shared.layout.store(Arc::new(layout)); // first: nothing is to be done through what is closed
                 shared.remove_spares();
-                shared.layout.store(Arc::new(layout));
+                shared.table().keep_alive(&shared.layout());
                 shared.wait.disarm();
             }
             return Ok(shared);
@@ -476,6 +479,7 @@ impl Table {
             // Who closes descriptors, closes those of many: that this one is open says the same of the directories.
             (CrashDetection::LockFile, Some(lock)) if lock.is_good_in(layout) => Ok(Owner::Token(Arc::clone(lock))),
             (CrashDetection::LockFile, _) if layout.is_intact() => {
+                self.keep_alive(layout);
                 let lock = Arc::new(LockFile::new(layout)?);
                 self.lock = Some(Arc::clone(&lock));
                 Ok(Owner::Token(lock))
@@ -484,6 +488,20 @@ impl Table {
             _ => Err(io::Error::other("somebody closed the files that this process has open of the queue"))
                 .at(|| layout.owners.path().into()),
         }
+    }
+
+    /// Takes the locks again that this process lost since somebody closed their files, for the claims in progress. Another
+    /// process that looked before has taken these for a dead worker's. The next claim is made under another name.
+    fn keep_alive(&mut self, layout: &Arc<Layout>) {
+        if let Some(lock) = self.lock.take_if(|lock| !lock.is_good()) {
+            self.closed.push(Arc::downgrade(&lock));
+        }
+        self.take_again(layout);
+    }
+
+    /// The same for those that were lost before: somebody may have looked just then, and held the lock.
+    pub(crate) fn take_again(&mut self, layout: &Arc<Layout>) {
+        self.closed.retain(|lock| lock.upgrade().inspect(|lock| lock.take_again(layout)).is_some());
     }
 
     /// Whether a thread of this process works on that job under that name.
@@ -495,7 +513,10 @@ impl Table {
     pub(crate) fn is_own(&self, owner: OwnerName) -> bool {
         match owner {
             OwnerName::Pid(pid) => pid == sys::pid(),
-            OwnerName::Token(token) => self.lock.as_ref().is_some_and(|lock| lock.token() == token),
+            OwnerName::Token(token) => {
+                let closed = self.closed.iter().filter_map(Weak::upgrade);
+                self.lock.iter().cloned().chain(closed).any(|lock| lock.token() == token)
+            }
         }
     }
 }

@@ -63,6 +63,9 @@ impl Wait {
             Armed::Failed(then) if then.elapsed() < REST => return Ok(false),
             Armed::NotYet | Armed::Yes(_) | Armed::Failed(_) => {}
         }
+        if !layout.is_intact() {
+            return Ok(false); // somebody closed them, and others may have their numbers: they are opened again soon
+        }
         // In the queue's own directory the file comes and goes that says that the queue is paused.
         let watch = Dir::open(base)
             .and_then(|home| Watch::new(&[layout.dir(State::Queued), layout.dir(State::Scheduled)], &home));

@@ -84,7 +84,7 @@ impl World {
     /// Looks after the dead in a thread of that name.
     fn recover_in_thread(&self, name: &str) -> JoinHandle<()> {
         let queue = Arc::clone(&self.queue);
-        thread(name, move || queue.recover(&[]).unwrap())
+        thread(name, move || drop(queue.recover(&[]).unwrap()))
     }
 
     /// The lock file of another process that lives.

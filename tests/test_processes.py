@@ -132,19 +132,26 @@ STRANGERS = {
         made = os.pipe2(os.O_NONBLOCK)
         os.write(made[1], b"mine")
     """,
+    # The directories that the queue opens again get the numbers that they had.
+    "nothing": """
+        made = []
+    """,
 }
 
 CLOSE_AND_FILL = """
     def close_all():
         for number in open_files():
             if number > 2 and number != line:
-                os.close(number)
+                try:
+                    os.close(number)
+                except OSError:
+                    pass  # another thread did
 
     def close_and_fill():
         highest = max(open_files())
         close_all()
         made, strangers = [0], {}
-        while min(made) <= highest:
+        while made and min(made) <= highest:
             made = another()
             for number in made:
                 status = os.fstat(number)
@@ -181,7 +188,7 @@ def assert_untouched(peer: Peer, kind: str, home: Path) -> None:
         assert peer("{os.lseek(number, 0, os.SEEK_CUR) for number in strangers}") == {0}
         assert {path.read_bytes() for path in home.iterdir()} == {b"mine"}
         assert not any(is_locked(path) for path in home.iterdir())
-    else:
+    elif kind == "directories":
         assert {kind for kind, _ in everything(home).values()} == {"directory"}
         assert all(not entries(path) for path in home.iterdir())
 
@@ -293,14 +300,15 @@ def test_a_queue_goes_on_when_any_one_of_its_descriptors_becomes_another_file(
     assert not is_locked(stranger)
 
 
+@pytest.mark.parametrize("kind", ["directories", "nothing"])
 @pytest.mark.parametrize("looked", [False, True], ids=["nobody looks", "another consumer looks"])
 @both_detections
 def test_a_handler_that_closes_all_descriptors_costs_at_most_its_own_job_its_verdict(
-    queue_dir: Path, tmp_path: Path, detection: str, looked: bool
+    queue_dir: Path, tmp_path: Path, detection: str, looked: bool, kind: str
 ) -> None:
     with Peer(queue_dir, detection) as peer:
         peer(WORK)
-        fill_with(peer, "directories", tmp_path / "home")
+        fill_with(peer, kind, tmp_path / "home")
         peer("""
             def handle(id, data):
                 global strangers
@@ -326,8 +334,43 @@ def test_a_handler_that_closes_all_descriptors_costs_at_most_its_own_job_its_ver
             id: ["interrupted" if stolen else "success"],
             **{other: ["success"] for other in others},
         }
-        assert_untouched(peer, "directories", tmp_path / "home")
+        assert_untouched(peer, kind, tmp_path / "home")
         assert entries(queue_dir / "processing") == []
+
+
+def test_a_job_in_progress_stays_its_worker_s_when_all_descriptors_are_closed_and_another_thread_looks(
+    peer: Peer, queue_dir: Path
+) -> None:
+    peer(CLOSE_AND_FILL)
+    peer("""
+        is_closed, goes_on = threading.Event(), threading.Event()
+        def handle(id, data):
+            if data == b"close":
+                close_all()
+                is_closed.set()
+                assert goes_on.wait(60)
+        queue.on_data_received(handle)
+        worker = threading.Thread(target=queue.work, kwargs={"threads": 2})
+        worker.start()
+    """)
+    id = peer("id = queue.send_data('close'); is_closed.wait(60) and id")
+    (claim,) = entries(queue_dir / "processing")
+    token = os.fsdecode(claim).rpartition(".")[2]
+    until(lambda: is_locked(queue_dir / "owners" / token))
+    # Whoever looks now finds it alive; and the next claims are made under a name whose file nobody closed.
+    other = Pacchettino(queue_dir)
+    assert other.claim(kind="file") is None
+    assert other.status(id) is Status.PROCESSING
+    peer("queue.send_data('another')")
+    until(lambda: other.count_successful() == 1)
+    (new,) = {os.fsdecode(name) for name in entries(queue_dir / "owners")} - {token}
+    assert is_locked(queue_dir / "owners" / new)
+    peer("goes_on.set()")
+    until(lambda: other.count_successful() == 2)
+    # The name goes with its last claim.
+    until(lambda: not (queue_dir / "owners" / token).exists())
+    peer("queue.stop(); worker.join(60); queue.close()")
+    assert entries(queue_dir / "processing") == []
 
 
 # Daemons
@@ -415,7 +458,9 @@ def test_a_daemon_that_closes_all_descriptors_goes_on_with_a_queue_that_was_open
     assert set(sent) <= set(found)
     assert len(found) == len(sent) + (1 if way == "at once" else 2)
     assert [state for state in found.values() if state not in (["success"], ["queued"])] == []
-    assert entries(queue_dir / "processing") == entries(queue_dir / "tmp") == []
+    # A directory that waited for the next job is left by `os._exit`.
+    assert [name for name in entries(queue_dir / "processing") if not name.startswith(b"spare-")] == []
+    assert entries(queue_dir / "tmp") == []
     # The daemon's umask is the one that counts.
     assert {(queue_dir / found[id][0] / f"raw-{id}").stat().st_mode & 0o777 for id in sent} == {0o666}
 

@@ -375,10 +375,7 @@ pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
 
 /// Whether an open file still has a name. One that somebody closed has none as far as this process can tell.
 pub(crate) fn is_linked(handle: &Handle) -> io::Result<bool> {
-    match fstat(handle.file()) {
-        Err(Errno::EBADF) => Ok(false),
-        stat => stat.map(|stat| stat.st_nlink > 0 && identity_of(&stat) == handle.identity()).map_err(Into::into),
-    }
+    Ok(handle.stat()?.is_some_and(|stat| stat.st_nlink > 0))
 }
 
 /// Closes a file that was written, and says whether that went well: some filesystems tell only now that the disk is
@@ -661,7 +658,7 @@ impl Watch {
                 let path = PathBuf::from(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
                 inotify.add_watch(&path, events | AddWatchFlags::IN_ONLYDIR)?;
             }
-            Handle::new(clear_of_streams(inotify.into())?)
+            Handle::nameless(clear_of_streams(inotify.into())?)
         })?;
         Ok(Self { events, waker: new_waker()? })
     }
@@ -720,7 +717,7 @@ pub(crate) struct Bell {
 impl Bell {
     pub(crate) fn new() -> io::Result<Self> {
         let flags = EpollCreateFlags::EPOLL_CLOEXEC;
-        let set = Private::open(|| Handle::new(clear_of_streams(Epoll::new(flags)?.0)?))?;
+        let set = Private::open(|| Handle::nameless(clear_of_streams(Epoll::new(flags)?.0)?))?;
         let bell = Self { set, waker: new_waker()? };
         bell.control(libc::EPOLL_CTL_ADD, &bell.waker)?;
         Ok(bell)
@@ -766,7 +763,7 @@ impl Bell {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn new_waker() -> io::Result<Private> {
     let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-    Private::open(|| Handle::new(clear_of_streams(EventFd::from_value_and_flags(0, flags)?.into())?))
+    Private::open(|| Handle::nameless(clear_of_streams(EventFd::from_value_and_flags(0, flags)?.into())?))
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
