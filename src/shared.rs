@@ -143,6 +143,9 @@ struct Entry {
 /// How many things are told once of a queue. A directory of a million strangers must not fill the log and the memory.
 const MOST_TOLD: usize = 1000;
 
+/// How many notices are kept for a caller who asks for none.
+const MOST_KEPT: usize = 1000;
+
 /// For how long a trouble must not have been met to be over.
 fn over_after() -> Duration {
     #[cfg(feature = "failpoints")]
@@ -405,7 +408,12 @@ impl Shared {
 
     /// Something that a person should know of, each time.
     pub(crate) fn tell(&self, notice: Notice) {
-        locked(&self.notices).push(notice);
+        let mut notices = locked(&self.notices);
+        match notices.len().cmp(&MOST_KEPT) {
+            std::cmp::Ordering::Less => notices.push(notice),
+            std::cmp::Ordering::Equal => notices.push(Notice::new("more was noticed, and is not logged")),
+            std::cmp::Ordering::Greater => {}
+        }
     }
 
     /// Something that a person should know of, once in this process.

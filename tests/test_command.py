@@ -440,9 +440,9 @@ def test_ls_lists_all_states_and_why_jobs_failed(queue: Pacchettino) -> None:
     ids = {}
     for state, reason in reasons.items():
         ids[state] = queue.send_data(state)
-        claim = queue._core.claim(0, 0, True, True, True, None)[0]
-        assert claim is not None
-        claim.begin()
+        job = queue.claim()
+        assert job is not None
+        claim = job._claim
         if state == "success":
             claim.succeed()
         else:

@@ -628,6 +628,44 @@ def test_a_plain_number_is_no_policy(queue: Pacchettino, call: str) -> None:
     assert queue.status(id) is Status.SUCCESS
 
 
+def lay_down_dead_claim(queue: Pacchettino) -> str:
+    id = queue.send_data("work")
+    claim = queue.base_dir / "processing" / f"raw-{id}.{'a' * 10}"
+    claim.mkdir()
+    (queue.base_dir / "queued" / f"raw-{id}").rename(claim / "raw")
+    return id
+
+
+@pytest.mark.parametrize("look", ["requeue", "requeue_all"])
+def test_what_a_requeue_notices_is_logged_when_it_does(
+    queue: Pacchettino, caplog: pytest.LogCaptureFixture, look: str
+) -> None:
+    dead = lay_down_dead_claim(queue)
+    assert (queue.requeue(dead) if look == "requeue" else queue.requeue_all()) == 1
+    assert [(record.levelname, dead in record.message) for record in caplog.records] == [("WARNING", True)]
+    caplog.clear()
+    # Also where it does not end well.
+    dead = lay_down_dead_claim(queue)
+    (queue.base_dir / "queued" / f"raw-{dead}").mkdir()
+    with pytest.raises(OSError, match=dead):
+        queue.requeue(dead) if look == "requeue" else queue.requeue_all()
+    assert any(dead in record.message and "died" in record.message for record in caplog.records)
+    assert not queue._core.has_notices
+
+
+def test_notices_that_nobody_takes_do_not_pile_up(quick_dir: Path) -> None:
+    with Pacchettino(quick_dir / "queue") as queue:
+        for number in range(1_200):
+            claim = queue.base_dir / "processing" / f"raw-{uuid.UUID(int=number | 7 << 76 | 2 << 62)}.{'a' * 10}"
+            claim.mkdir()
+            (claim / "raw").touch()
+            if number % 400 == 399:
+                assert queue._core.requeue_all(int(KeepPolicy.INTERRUPTED)) == 400
+        notices = queue._core.take_notices()
+        assert len(notices) == 1_001
+        assert notices[-1] == ("more was noticed, and is not logged", None)
+
+
 @pytest.mark.parametrize("all_", [True, False])
 def test_a_requeue_looks_for_the_dead_first(queue: Pacchettino, all_: bool) -> None:
     id = queue.send_data("work")

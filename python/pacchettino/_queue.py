@@ -57,6 +57,7 @@ OnClaim: TypeAlias = Callable[[_core.Claim, Path], float | None]
 D = TypeVar("D", bound=DataHandler)
 F = TypeVar("F", bound=FileHandler)
 H = TypeVar("H", bound=Hook)
+T = TypeVar("T")
 
 
 class Pacchettino:
@@ -599,7 +600,7 @@ class Pacchettino:
 
         A job that somebody has claimed is not taken away: of a claim and a `cancel` at the same moment one succeeds.
         """
-        return tell_moved(id, "cancelled", self._core.cancel(id))
+        return tell_moved(id, "cancelled", self._noticing(partial(self._core.cancel, id)))
 
     # Tidying
 
@@ -609,14 +610,14 @@ class Pacchettino:
         Looks first whether consumers have died, whose jobs are then interrupted. Its attempts are counted anew; its
         history stays.
         """
-        return tell_moved(id, "put back", self._core.requeue(id))
+        return tell_moved(id, "put back", self._noticing(partial(self._core.requeue, id)))
 
     def requeue_all(self, which: KeepPolicy = KeepPolicy.FAILED | KeepPolicy.INTERRUPTED) -> int:
         """Put all jobs that are in these states now back into the queue. Returns how many there were.
 
         Looks first whether consumers have died, whose jobs are then interrupted.
         """
-        done = self._core.requeue_all(int(_which(which)))
+        done = self._noticing(partial(self._core.requeue_all, int(_which(which))))
         logger.info("%s: %d jobs put back", self.base_dir, done)
         return done
 
@@ -626,7 +627,7 @@ class Pacchettino:
         Returns how many there were. The age counts from when the job got its verdict (the file's change time, `ctime`),
         not from the times that its sender's file had.
         """
-        done = self._core.cleanup(int(_which(which)), seconds(older_than, "older_than"))
+        done = self._noticing(partial(self._core.cleanup, int(_which(which)), seconds(older_than, "older_than")))
         logger.info("%s: %d jobs deleted", self.base_dir, done)
         return done
 
@@ -861,6 +862,13 @@ class Pacchettino:
                 self._log_notices()
             if self._is_watched:
                 tell_settled(job_of(handling), self._hooks)
+
+    def _noticing(self, act: Callable[[], T]) -> T:
+        """Act on the queue, then log what was noticed on the way, such as that a consumer died."""
+        try:
+            return act()
+        finally:
+            self._log_notices()
 
     def _log_notices(self) -> None:
         """Log what the core has to tell."""

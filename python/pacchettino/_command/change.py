@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pacchettino import _core
@@ -106,8 +107,8 @@ def requeue(args: argparse.Namespace) -> int:
         raise UsageError("--all is failed and interrupted jobs; leave it out where you name states")
     queue = existing(args.directory)
     if not args.ids:
-        done = queue.requeue_all(states(args.state or ["failed", "interrupted"]))
-        say_notices(queue)
+        with noticing(queue):
+            done = queue.requeue_all(states(args.state or ["failed", "interrupted"]))
         return show_count(done, "requeued", args.json)
     return for_each(queue, args, queue.requeue, "requeued")
 
@@ -120,7 +121,9 @@ def cancel(args: argparse.Namespace) -> int:
 def cleanup(args: argparse.Namespace) -> int:
     queue = existing(args.directory)
     which = states(args.state or list(KEPT))
-    return show_count(queue.cleanup(which, args.older_than), "deleted", args.json)
+    with noticing(queue):
+        done = queue.cleanup(which, args.older_than)
+    return show_count(done, "deleted", args.json)
 
 
 def pause(args: argparse.Namespace) -> int:
@@ -146,8 +149,8 @@ def for_each(queue: _core.Queue, args: argparse.Namespace, act: Callable[[str], 
     """Act on each job; one that is not there keeps no other from it."""
     status = 0
     for id in args.ids:
-        done = act(id)
-        say_notices(queue)
+        with noticing(queue):
+            done = act(id)
         if args.json:
             print(as_json({"id": id, what: done}))
         elif done:
@@ -158,7 +161,11 @@ def for_each(queue: _core.Queue, args: argparse.Namespace, act: Callable[[str], 
     return status
 
 
-def say_notices(queue: _core.Queue) -> None:
-    """Say what was noticed on the way, such as that a worker died."""
-    for notice, _ in queue.take_notices():
-        complain(notice)
+@contextmanager
+def noticing(queue: _core.Queue) -> Iterator[None]:
+    """Act on a queue, then report what was noticed on the way, such as that a worker died."""
+    try:
+        yield
+    finally:
+        for notice, _ in queue.take_notices():
+            complain(notice)
