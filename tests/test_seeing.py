@@ -418,6 +418,23 @@ def test_a_scrape_tells_how_many_jobs_were_done_and_how_long_they_took(queue_dir
     assert seen[f"job_duration_seconds_bucket{{0.05,failed,{name}}}"] == 2
 
 
+@pytest.mark.needs("names of any bytes")
+def test_a_queue_whose_path_is_no_utf_8_breaks_no_scrape(tmp_path: Path, scrape: Scrape) -> None:
+    odd = Pacchettino(tmp_path / os.fsdecode(b"na\xff"))
+    collector = QueueCollector(registry=None)
+    collector.add(Pacchettino(tmp_path / "good"), "good")
+    collector.add(odd)
+    collector.add(odd, os.fsdecode(b"given\xff"))
+    odd.on_data_received(lambda id, data: None)
+    odd.send_many(["a", "b"])
+    odd.receive()
+    seen = scrape(collector)
+    for name in (f"{tmp_path}/na\\udcff", "given\\udcff"):
+        assert seen[f"jobs{{{name},success}}"] == 2
+        assert seen[f"job_duration_seconds_count{{success,{name}}}"] == 2
+    assert seen["up{good}"] == 1
+
+
 def test_figures_are_read_again_when_they_are_old(queue: Pacchettino, scrape: Scrape) -> None:
     kept, fresh = QueueCollector(registry=None, max_age=1000), QueueCollector(registry=None, max_age=0)
     kept.add(queue, "kept")

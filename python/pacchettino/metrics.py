@@ -128,6 +128,8 @@ class QueueCollector:
         queue may be added under the same name. `ValueError` if another queue has that name.
         """
         name = str(queue.base_dir) if name is None else name
+        # Prometheus takes UTF-8: one label with other bytes of a path would break the scrapes of all queues.
+        name = name.encode("utf-8", "backslashreplace").decode()
         figures = self._queues.get(name, _Figures(queue))
         if figures.queue.base_dir != queue.base_dir:
             raise ValueError(f"{name!r} is another queue already: {figures.queue.base_dir}")
