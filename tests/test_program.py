@@ -233,9 +233,22 @@ def test_handlers_learn_exit_statuses_where_sigchld_is_ignored(
     assert run("work", queue.base_dir, *arguments, cwd=tmp_path, preexec_fn=ignore_children) == "1\n"
 
 
-def test_a_program_that_ignores_sigchld_is_told(queue: Pacchettino) -> None:
-    program = "import sys\nfrom pacchettino import *\nq = Pacchettino(sys.argv[1])\n"
-    program += "q.on_data_received(lambda id, data: None)\nq.work(drain=True)"
+@pytest.mark.parametrize(
+    "program",
+    [
+        "q = Pacchettino(sys.argv[1])\nq.on_data_received(lambda id, data: None)\nq.work(drain=True)",
+        """if True:
+        async def main():
+            async with AsyncPacchettino(sys.argv[1]) as q:
+                q.on_data_received(lambda id, data: None)
+                await q.work(drain=True)
+        asyncio.run(main())
+        """,
+    ],
+    ids=["plain", "asyncio"],
+)
+def test_a_program_that_ignores_sigchld_is_told(queue: Pacchettino, program: str) -> None:
+    program = f"import asyncio, sys\nfrom pacchettino import *\nfrom pacchettino.aio import *\n{program}"
     command = [sys.executable, "-c", program, str(queue.base_dir)]
     done = subprocess.run(command, preexec_fn=ignore_children, capture_output=True, text=True, check=True)
     assert "SIGCHLD is ignored" in done.stderr
@@ -322,6 +335,30 @@ def test_while_a_worker_has_no_descriptors_its_jobs_wait(queue: Pacchettino, tmp
         worker.says("Too many open files")
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
+
+
+@pytest.mark.parametrize("call", ["os.posix_spawn", "subprocess.Popen.__init__"], ids=["guard", "command"])
+def test_while_there_is_no_process_to_be_had_jobs_wait(queue: Pacchettino, tmp_path: Path, call: str) -> None:
+    id = queue.send_data("a")
+    failing = f"""if True:
+        import errno, os, subprocess, sys
+        from pacchettino._command import main
+        real = {call}
+        def start(*arguments, **options):
+            if not os.path.exists({str(tmp_path / "go")!r}):
+                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return real(*arguments, **options)
+        {call} = start
+        sys.exit(main())
+    """
+    command = [sys.executable, "-c", failing, "work", str(queue.base_dir), "--drain", "--", "true"]
+    with working(command, tmp_path) as worker:
+        worker.says("cannot start `true`: Resource temporarily unavailable")
+        assert not queue.is_failed(id)
+        (tmp_path / "go").touch()
+        assert worker.wait() == 0
+    assert queue.is_success(id)
+    assert queue.history(id) == []
 
 
 @pytest.mark.parametrize("more", [(), ("--processes", "2", "--max-jobs", "1")])

@@ -169,9 +169,18 @@ def ignores_children() -> bool:
 
 
 def heed_children() -> None:
-    """Have SIGCHLD not ignored any more, as it may be by inheritance."""
+    """Set SIGCHLD to its default where this process ignores it, as it may have inherited."""
     if sys.platform != "win32" and ignores_children():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def warn_if_children_are_ignored() -> None:
+    """Log a warning where handlers would take a program that failed for one that succeeded."""
+    if ignores_children():
+        logger.warning(
+            "SIGCHLD is ignored: nobody learns the exit status of a program that a handler runs, and `subprocess` "
+            "reports 0; call signal.signal(signal.SIGCHLD, signal.SIG_DFL) before work()"
+        )
 
 
 class Work:
@@ -290,11 +299,7 @@ class Threads(Work):
             self._stops.put(None)
 
     def run(self) -> None:
-        if ignores_children():
-            logger.warning(
-                "SIGCHLD is ignored: nobody learns the exit status of a program that a handler runs, and `subprocess` "
-                "reports 0; call signal.signal(signal.SIGCHLD, signal.SIG_DFL) before work()"
-            )
+        warn_if_children_are_ignored()
         super().run()
 
     def _run(self) -> None:

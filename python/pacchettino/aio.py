@@ -53,6 +53,7 @@ from pacchettino._queue import check_arguments, timeout_seconds
 from pacchettino._retry import ENDS, RetryDelay
 from pacchettino._telling import about, logger, tell_taken
 from pacchettino._types import Duration, finite_seconds, whole_number
+from pacchettino._work import warn_if_children_are_ignored
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
@@ -344,6 +345,7 @@ class AsyncPacchettino:
         data, file = self._handled_kinds()
         many = _count(concurrency)
         run = Run(None if grace is None else finite_seconds(grace, "grace"))
+        warn_if_children_are_ignored()
         self._runs.add(run)
         try:
             with run.signals() if signals else nullcontext():

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,8 +78,10 @@ class Program:
         try:
             if is_named:
                 file = os.open(os.devnull, os.O_RDONLY)
+            elif sys.platform == "win32":
+                file = open_job_file(claim.path)
             else:
-                file = open_job_file(claim.path) if os.name == "nt" else claim.open()
+                file = claim.open()
         except OSError as error:
             if is_limit(error):
                 raise
