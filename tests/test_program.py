@@ -537,9 +537,19 @@ def test_the_job_of_a_worker_that_is_killed_is_nobody_else_s_until_its_command_i
     assert not (tmp_path / "done").exists()
 
 
-def test_a_worker_that_is_killed_as_it_starts_a_command_takes_that_along(queue: Pacchettino, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("signal.raise_signal(signal.SIGTERM); signal.raise_signal(signal.SIGTERM)", 143),
+    ],
+    ids=["is killed", "leaves"],
+)
+def test_a_worker_that_ends_as_it_starts_a_command_takes_that_along(
+    queue: Pacchettino, tmp_path: Path, end: str, status: int
+) -> None:
     id = queue.send_data("a")
-    dying = """if True:
+    ending = f"""if True:
         import os, signal, subprocess, sys
         from pacchettino._command import main
         Popen = subprocess.Popen
@@ -548,13 +558,13 @@ def test_a_worker_that_is_killed_as_it_starts_a_command_takes_that_along(queue: 
                 super().__init__(command, **options)
                 while not os.path.exists(command[-1] + "/pid"):
                     pass
-                os.kill(os.getpid(), signal.SIGKILL)
+                {end}
         subprocess.Popen = Last
         sys.exit(main())
     """
     arguments = waiting(queue, tmp_path)[len(COMMAND) :]
-    with working([sys.executable, "-c", dying, *arguments], tmp_path) as worker:
-        assert worker.wait() == -signal.SIGKILL
+    with working([sys.executable, "-c", ending, *arguments], tmp_path) as worker:
+        assert worker.wait() == status
         command = started(tmp_path)
         until(lambda: queue.claim() is None and queue.is_interrupted(id))
         assert not is_running(command)

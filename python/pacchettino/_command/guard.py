@@ -11,6 +11,7 @@ was killed counts as alive, and its jobs stay its own, until its commands are go
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -113,12 +114,14 @@ def pids() -> Iterator[int]:
 
 
 def pipes_of(pid: int) -> set[str]:
-    """Give the numbers of the pipes that a process has open."""
+    """Give the numbers of the pipes that a process can write to."""
     found = set()
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                found.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("pipe:[").removesuffix("]"))
+                link = f"/proc/{pid}/fd/{name}"
+                if os.lstat(link).st_mode & stat.S_IWUSR:
+                    found.add(os.readlink(link).removeprefix("pipe:[").removesuffix("]"))
     return found
 
 
@@ -152,8 +155,9 @@ def main(line: int, session: int, seconds: float) -> None:
     os.chdir("/")
     close_others(line)
     guard = Guard(session)
-    guard.read(socket.socket(fileno=line))
-    guard.end(seconds)
+    with socket.socket(fileno=line) as worker:
+        guard.read(worker)
+        guard.end(seconds)
 
 
 if __name__ == "__main__":
