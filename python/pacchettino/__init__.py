@@ -1,4 +1,4 @@
-"""A job queue made of plain directories: no server, no database, each job taken once, and none lost with its taker.
+"""A job queue made of plain directories: no server, no database, no job lost when its worker dies.
 
 ```python
 from pacchettino import Pacchettino
