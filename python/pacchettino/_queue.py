@@ -660,7 +660,7 @@ class Pacchettino:
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = (
-            self._core.base,
+            os.fsencode(self._core.base),  # the other process may have another locale
             self.keep_policy,
             self.durable,
             self.crash_detection,
@@ -926,7 +926,7 @@ def _reopen(kind: type[Pacchettino], settings: tuple[Any, ...]) -> Pacchettino:
     base, keep_policy, durable, crash_detection, retry_delay, fifo, *later = settings
     max_attempts, retry_on, interrupted_attempts, max_queued, min_free = later
     return kind(
-        base,
+        os.fsdecode(base),
         keep_policy,
         durable=durable,
         crash_detection=crash_detection,

@@ -2,12 +2,12 @@
 //! picks the subclass of `OSError` by it.
 
 use std::io;
-use std::path::Path;
 
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+use super::name::FsName;
 use crate::error::Error;
 
 impl From<Error> for PyErr {
@@ -34,10 +34,10 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         }
         Error::Changed { path } => {
             let text = "it changed while it was copied, and is left where it is".to_owned();
-            PyOSError::new_err((errno_of(py, io::ErrorKind::ResourceBusy)?, text, path.as_os_str().to_owned()))
+            PyOSError::new_err((errno_of(py, io::ErrorKind::ResourceBusy)?, text, FsName::from(path.as_path())))
         }
         Error::NotRegular { what, kind, path } => {
-            PyOSError::new_err((errno_of(py, *kind)?, (*what).to_owned(), path.as_os_str().to_owned()))
+            PyOSError::new_err((errno_of(py, *kind)?, (*what).to_owned(), FsName::from(path.as_path())))
         }
         Error::Sent { sent, .. } => {
             let class = py.import("pacchettino._types")?.getattr("SendError")?.cast_into::<PyType>()?;
@@ -55,7 +55,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     })
 }
 
-type Arguments = (i32, String, Option<std::ffi::OsString>, Option<i32>);
+type Arguments = (i32, String, Option<FsName>, Option<i32>);
 
 /// The arguments that make `OSError` the exception that Python itself would have raised.
 fn arguments(py: Python<'_>, error: &Error, hint: Option<&str>) -> PyResult<Arguments> {
@@ -68,7 +68,7 @@ fn arguments(py: Python<'_>, error: &Error, hint: Option<&str>) -> PyResult<Argu
         }
     };
     let text = hint.map_or_else(|| reason.clone(), |hint| format!("{reason}; {hint}"));
-    Ok((errno, text, error.path().map(Path::as_os_str).map(ToOwned::to_owned), winerror))
+    Ok((errno, text, error.path().map(FsName::from), winerror))
 }
 
 /// The system's own words for an error, as Python quotes them.

@@ -1,6 +1,5 @@
 //! What is not as it should be, for Python.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use super::detached::detached;
+use super::name::FsName;
 use crate::inspect;
 use crate::wait::locked;
 
@@ -30,10 +30,10 @@ impl Inspection {
     }
 
     /// What kind of thing each is, where it is, what was seen; whether that is a mere note, and whether it can be repaired.
-    fn findings(&self) -> Vec<(&'static str, OsString, String, bool, bool)> {
+    fn findings(&self) -> Vec<(&'static str, FsName, String, bool, bool)> {
         let found = locked(&self.0);
         let rows = found.findings().iter().map(|finding| {
-            let (fault, path) = (finding.fault, finding.path.clone().into_os_string());
+            let (fault, path) = (finding.fault, finding.path.as_path().into());
             (fault.name(), path, finding.what.clone(), fault.is_note(), fault.is_repairable())
         });
         rows.collect()

@@ -1,6 +1,5 @@
 //! A claimed job, and jobs as a listing shows them.
 
-use std::ffi::OsString;
 #[cfg(unix)]
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::detached::detached;
+use super::name::FsName;
 use super::queue::due_after;
 use crate::claim::Location;
 use crate::error::Error;
@@ -109,18 +109,18 @@ impl Claim {
     }
 
     #[getter]
-    fn entry(&self) -> OsString {
-        self.job.entry()
+    fn entry(&self) -> FsName {
+        self.job.entry().into()
     }
 
     #[getter]
-    fn name(&self) -> Option<OsString> {
-        self.job.name().map(ToOwned::to_owned)
+    fn name(&self) -> Option<FsName> {
+        self.job.name().map(FsName::from)
     }
 
     #[getter]
-    fn path(&self) -> OsString {
-        self.location.tell().into_os_string()
+    fn path(&self) -> FsName {
+        self.location.tell().into()
     }
 
     #[getter]
@@ -273,13 +273,13 @@ impl Row {
     }
 
     #[getter]
-    fn entry(&self) -> OsString {
-        self.0.job.entry()
+    fn entry(&self) -> FsName {
+        self.0.job.entry().into()
     }
 
     #[getter]
-    fn name(&self) -> Option<OsString> {
-        self.0.job.name().map(ToOwned::to_owned)
+    fn name(&self) -> Option<FsName> {
+        self.0.job.name().map(FsName::from)
     }
 
     #[getter]
@@ -288,8 +288,8 @@ impl Row {
     }
 
     #[getter]
-    fn path(&self) -> OsString {
-        self.0.path().into_os_string()
+    fn path(&self) -> FsName {
+        self.0.path().into()
     }
 
     /// In Unix milliseconds.

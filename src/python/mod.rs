@@ -5,6 +5,7 @@ mod detached;
 mod errors;
 mod inspect;
 mod job;
+mod name;
 mod queue;
 
 use pyo3::prelude::*;

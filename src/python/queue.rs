@@ -15,6 +15,7 @@ use pyo3::types::{PyBytes, PyMemoryView, PyString};
 use super::detached::{attached, detached, is_exiting};
 use super::inspect::Inspection;
 use super::job::{Claim, Jobs, Record};
+use super::name::FsName;
 use crate::error::Error;
 use crate::job::{self, Due, Job, JobRef, Kinds, OwnerName};
 use crate::policy::{KeepPolicy, State};
@@ -39,8 +40,8 @@ impl Queue {
     }
 
     #[getter]
-    fn base(&self) -> OsString {
-        self.0.base().as_os_str().to_owned()
+    fn base(&self) -> FsName {
+        self.0.base().into()
     }
 
     #[getter]
@@ -267,13 +268,15 @@ impl Queue {
         let stats = survey.stats;
         let counts = State::ALL.map(State::name).into_iter().zip(stats.counts).collect();
         let id = |job: &Job| job.id().to_string();
-        let name = |job: &Job| job.name().map(ToOwned::to_owned);
+        let name = |job: &Job| job.name().map(FsName::from);
         let held = stats.held.iter().map(|held| {
             let HeldJob { job, owner, since } = held;
             (owner.to_string(), id(job), name(job), unix(*since))
         });
-        let failed =
-            survey.failures.iter().map(|(at, state, job)| (unix(*at), state.name(), id(job), name(job), job.entry()));
+        let failed = survey
+            .failures
+            .iter()
+            .map(|(at, state, job)| (unix(*at), state.name(), id(job), name(job), job.entry().into()));
         let (oldest, next_due) = (stats.oldest.map(milliseconds), stats.next_due.map(|due| due.0));
         Ok((counts, oldest, next_due, held.collect(), survey.sent, failed.collect()))
     }
@@ -322,9 +325,9 @@ type Survey = (
     HashMap<&'static str, usize>,
     Option<u64>,
     Option<u64>,
-    Vec<(String, String, Option<OsString>, u64)>,
+    Vec<(String, String, Option<FsName>, u64)>,
     usize,
-    Vec<(u64, &'static str, String, Option<OsString>, OsString)>,
+    Vec<(u64, &'static str, String, Option<FsName>, FsName)>,
 );
 
 /// Who waits in an event loop.
