@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_an_attempt_that_is_first_asked_for_after_the_verdict_is_not_told(queue:
 
 def test_what_is_put_back_before_anybody_began_is_no_attempt(queue: Pacchettino, queue_dir: Path) -> None:
     id = queue.send_data("work")
-    claim, _ = queue._core.claim(0, 1, True, True, True, None)
+    claim, _ = queue._core.claim(0, 1, True, True, True)
     del claim
     assert (queue.status(id), queue.history(id)) == (Status.QUEUED, [])
     assert not (queue_dir / "history").exists()
@@ -189,6 +189,8 @@ def test_a_backoff_grows_up_to_its_maximum_and_strays_by_its_jitter() -> None:
         (partial(Pacchettino, "q", interrupted_attempts=-1), ValueError),
         (partial(Pacchettino, "q", retry_on="ConnectionError"), TypeError),
         (partial(Pacchettino, "q", retry_on=(KeyboardInterrupt,)), TypeError),
+        (partial(Pacchettino, "q", retry_on=(SystemExit,)), TypeError),
+        (partial(Pacchettino, "q", retry_on=(GeneratorExit, ValueError)), TypeError),
         (partial(Pacchettino, "q", retry_delay="1"), TypeError),
     ],
 )
@@ -231,7 +233,7 @@ def test_the_settings_are_told_and_travel(queue_dir: Path) -> None:
 def test_what_is_raised_is_the_verdict_and_its_reason_is_kept(
     queue_dir: Path, error: Exception, status: Status, reason: str | None, way: str
 ) -> None:
-    queue = Pacchettino(queue_dir, retry_on=(ConnectionError, TimeoutError))
+    queue = Pacchettino(queue_dir, retry_on=(ConnectionError, TimeoutError), retry_delay=0)
     id = queue.send_data("work")
     if way == "handler":
         handle_with(queue, raiser(error))
@@ -244,6 +246,70 @@ def test_what_is_raised_is_the_verdict_and_its_reason_is_kept(
     assert (queue.status(id), attempt.reason) == (status, reason)
     assert (attempt.traceback is not None) == (not isinstance(error, Retry | Fail))
     assert attempt.traceback is None or "in raises" in attempt.traceback
+
+
+AT_ONCE, BACKOFF, GIVEN = timedelta(0), timedelta(seconds=1), timedelta(seconds=30)
+
+
+@pytest.mark.parametrize("way", ["handler", "block"])
+@pytest.mark.parametrize("given", [False, True], ids=["no retry_delay", "retry_delay=30"])
+@pytest.mark.parametrize(
+    ("act", "wait"),
+    [
+        (raiser(ConnectionError("away")), BACKOFF),
+        (raiser(Retry()), BACKOFF),
+        (raiser(Retry(reason="away")), BACKOFF),
+        (raiser(Retry(0)), None),
+        (lambda: Result.RETRY, AT_ONCE),
+        (lambda: current_job().retry(), AT_ONCE),
+    ],
+    ids=["retry_on", "Retry()", "Retry(reason)", "Retry(0)", "RETRY", "job.retry()"],
+)
+def test_an_exception_waits_also_where_no_delay_was_given_and_a_retry_that_is_said_goes_back_at_once(
+    queue_dir: Path, act: Callable[[], Any], wait: timedelta | None, given: bool, way: str
+) -> None:
+    queue = Pacchettino(queue_dir, retry_on=ConnectionError, **({"retry_delay": GIVEN} if given else {}))
+    id = queue.send_data("work")
+    if way == "handler":
+        handle_with(queue, act)
+        assert queue.receive_one()
+    else:
+        with suppress(ConnectionError), queue.claim() as job:  # type: ignore[union-attr]
+            if act() is Result.RETRY:
+                job.retry()
+    expected = AT_ONCE if wait is None else GIVEN if given else wait
+    (attempt,) = queue.history(id)
+    assert attempt.due is not None
+    assert expected * 0.89 <= attempt.due - attempt.at <= expected * 1.11
+    assert queue.status(id) == ("scheduled" if expected else "queued")
+
+
+def test_the_pauses_after_exceptions_grow_up_to_a_minute(queue_dir: Path) -> None:
+    queue = Pacchettino(queue_dir, retry_on=ConnectionError)
+    handle_with(queue, raiser(ConnectionError("away")))
+    id = queue.send_data("work")
+    for _ in range(9):
+        queue.receive()
+        for path in (queue_dir / "scheduled").iterdir():
+            path.rename(path.with_name("0000000000001" + path.name[13:]))
+    waits = [(attempt.due - attempt.at).total_seconds() for attempt in queue.history(id) if attempt.due is not None]
+    assert waits == [pytest.approx(wait, rel=0.11) for wait in (1, 2, 4, 8, 16, 32, 60, 60, 60)]
+
+
+def test_that_no_retry_delay_was_given_travels(queue_dir: Path) -> None:
+    queue = Pacchettino(queue_dir)
+    assert queue.retry_delay == 0
+    for other in (pickle.loads(pickle.dumps(queue)), Pacchettino(queue_dir, retry_delay=queue.retry_delay)):
+        assert repr(other) == repr(queue) != repr(Pacchettino(queue_dir, retry_delay=0))
+        handle_with(other, raiser(Retry()))
+        id = queue.send_data("work")
+        assert other.receive_one()
+        assert queue.status(id) is Status.SCHEDULED
+        other.retry_delay = 0
+        id = queue.send_data("work")
+        assert other.receive_one()
+        assert queue.status(id) is Status.QUEUED
+        assert queue.cancel(id)
 
 
 def test_the_cause_of_a_verdict_that_is_raised_is_told_with_it(queue: Pacchettino) -> None:
@@ -261,10 +327,24 @@ def test_the_cause_of_a_verdict_that_is_raised_is_told_with_it(queue: Pacchettin
     assert "in handler" in (attempt.traceback or "")
 
 
+def test_a_cause_that_is_left_out_is_not_told(queue: Pacchettino) -> None:
+    def handler() -> None:
+        try:
+            raise KeyError("customer")
+        except KeyError:
+            raise Fail from None
+
+    handle_with(queue, handler)
+    id = queue.send_data("work")
+    queue.receive()
+    (attempt,) = queue.history(id)
+    assert (attempt.reason, attempt.traceback) == (None, None)
+
+
 def test_a_handler_that_is_tried_again_is_logged_without_its_traceback(
     queue_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = Pacchettino(queue_dir, retry_on=(ConnectionError,), max_attempts=3)
+    queue = Pacchettino(queue_dir, retry_on=(ConnectionError,), max_attempts=3, retry_delay=0)
     handle_with(queue, raiser(ConnectionError("no network")), raiser(Retry()), raiser(Retry(reason="still none")))
     id = queue.send_data("work")
     drain(queue)
@@ -275,10 +355,10 @@ def test_a_handler_that_is_tried_again_is_logged_without_its_traceback(
 
 
 def test_what_a_handler_returns_by_mistake_is_the_reason(queue: Pacchettino) -> None:
-    handle_with(queue, lambda: "done")
+    handle_with(queue, lambda: True)
     id = queue.send_data("work")
     queue.receive()
-    assert "returned 'done'" in (queue.history(id)[0].reason or "")
+    assert "returned True; return None or a pacchettino.Result" in (queue.history(id)[0].reason or "")
 
 
 def test_an_interruption_is_recorded(queue: Pacchettino) -> None:

@@ -50,14 +50,14 @@ def send_many(queue: Pacchettino) -> Run:
 
 def handled(queue: Pacchettino) -> None:
     queue.send_many([b"x" * 256] * JOBS)
-    queue.on_data_received(lambda id, data: None)
+    queue.on_data_received = lambda id, data: None
 
 
 def receive(queue: Pacchettino) -> Run:
     handled(queue)
 
     def run(queue: Pacchettino, tell: Tell) -> None:
-        queue.on_data_received(lambda id, data: tell("next"))
+        queue.on_data_received = lambda id, data: tell("next")
         queue.receive()
 
     return run
@@ -67,7 +67,7 @@ def work(queue: Pacchettino) -> Run:
     handled(queue)
 
     def run(queue: Pacchettino, tell: Tell) -> None:
-        queue.on_data_received(lambda id, data: tell("next"))
+        queue.on_data_received = lambda id, data: tell("next")
         queue.work(drain=True)
 
     return run

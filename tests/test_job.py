@@ -1,6 +1,7 @@
 """Claims without handlers, and what a queue is as an object: its settings, words, pickles."""
 
 import copy
+import json
 import logging
 import math
 import os
@@ -575,7 +576,25 @@ def test_results_states_and_policies_are_not_interchangeable(name: str) -> None:
     assert len({one, other, third}) == 3
     assert one != other
     assert one != name.lower()
-    assert other != name.lower()
+    assert other == name.lower()  # so that it can be written as JSON, or typed
+
+
+def test_a_status_is_a_string_and_a_string_will_do(queue: Pacchettino) -> None:
+    id = queue.send_data("work")
+    queue.claim().fail()  # type: ignore[union-attr]
+    assert json.dumps({"status": queue.status(id)}) == '{"status": "failed"}'
+    assert f"{queue.status(id)} {queue.status(id)!r}" == "failed <Status.FAILED: 'failed'>"
+    for status in Status:
+        assert pickle.loads(pickle.dumps(status)) is status is Status(status.value)
+        if status is not Status.UNKNOWN:
+            as_text = [job.id for job in queue.jobs(str(status))]
+            assert as_text == [job.id for job in queue.jobs(status)] == ([id] if status == "failed" else [])
+    for unlisted in ("unknown", "Failed", "done", ""):
+        with pytest.raises(ValueError, match=f"status must be one of queued, .*, not '{unlisted}'"):
+            queue.jobs(unlisted)
+    for wrong in (None, 1, b"failed", Result.FAILED, KeepPolicy.FAILED):
+        with pytest.raises(TypeError, match="status must be a Status or its value"):
+            queue.jobs(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bits", [8, 9, 15, 16, 255, 256, 1 << 70, -9])

@@ -163,8 +163,8 @@ def look_in_every_way(queue: Pacchettino, ids: list[str]) -> None:
 def use_as_always(queue: Pacchettino, source: Path) -> None:
     """Let one job of each kind go through the queue."""
     handled: list[str] = []
-    queue.on_data_received(lambda id, data: handled.append(id))
-    queue.on_file_received(lambda id, name, path: handled.append(id))
+    queue.on_data_received = lambda id, data: handled.append(id)
+    queue.on_file_received = lambda id, name, path: handled.append(id)
     ids = [queue.send_data("a"), queue.send_file(source), queue.send_data("a", delay=0.001)]
     while len(handled) < 3:
         assert queue.receive_one(timeout=PATIENCE)

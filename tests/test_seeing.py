@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import io
 import logging
 import math
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pacchettino
 import prometheus_client
 import pytest
 from conftest import start_python
@@ -27,6 +33,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 from pacchettino import Fail, Job, KeepPolicy, Pacchettino, Result, Retry, Status, current_job
+from pacchettino.aio import AsyncPacchettino
 from pacchettino.metrics import QueueCollector
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -51,7 +58,8 @@ ENDINGS = [
     (lambda: Result.SUCCESS, "success"),
     (lambda: Result.FAILED, "failed"),
     (lambda: Result.RETRY, "retry"),
-    (lambda: "no verdict", "failed"),
+    (lambda: True, "failed"),
+    (lambda: "no verdict", "success"),
     (raiser(ValueError()), "failed"),
     (raiser(TimeoutError()), "retry"),
     (raiser(Retry()), "retry"),
@@ -80,7 +88,7 @@ def test_a_hook_is_told_once_of_each_verdict(
                 returned = act()
                 if isinstance(returned, Result):
                     {Result.SUCCESS: job.succeed, Result.FAILED: job.fail, Result.RETRY: job.retry}[returned]()
-                elif returned is not None:
+                elif returned is True:
                     job.fail()
         else:
             getattr(queue, way)()
@@ -181,8 +189,90 @@ def test_a_hook_that_raises_is_logged_and_harms_nobody(queue: Pacchettino, caplo
     ids = queue.send_many(["work"] * 2)
     assert queue.receive(fifo=True) == 2
     assert [id for id, *_ in told] == ids
-    assert [record.job_id for record in caplog.records] == ids  # type: ignore[attr-defined]
+    assert [record.pacchettino_id for record in caplog.records] == ids  # type: ignore[attr-defined]
     assert caplog.text.count("ZeroDivisionError") == 2
+
+
+class Mine(BaseException):
+    pass
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise Mine
+
+    @property
+    def __cause__(self) -> BaseException:  # type: ignore[override]
+        raise Mine
+
+
+@pytest.mark.parametrize("way", ["receive", "work", "threads", "with job"])
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, asyncio.CancelledError, Mine, Unprintable])
+def test_what_a_hook_raises_goes_no_further_whatever_it_is(
+    queue: Pacchettino, error: type[BaseException], way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @queue.on_settled
+    def break_off(*_: object) -> None:
+        raise error
+
+    told = watch(queue)
+    queue.on_data_received(lambda id, data: None)
+    ids = queue.send_many(["work"] * 2)
+    if way == "with job":
+        for _ in ids:
+            with queue.claim(fifo=True):  # type: ignore[union-attr]
+                pass
+    else:
+        ways = {"receive": queue.receive, "work": queue.work, "threads": partial(queue.work, 2)}
+        assert ways[way](**({} if way == "receive" else {"drain": True})) == 2
+    assert sorted(told) == [(id, "success", 1) for id in ids]
+    assert queue.count_successful() == 2
+    assert sorted(record.pacchettino_id for record in caplog.records) == ids  # type: ignore[attr-defined]
+    assert caplog.text.count("in break_off") == 2
+
+
+def test_what_a_collector_raises_goes_no_further(
+    queue: Pacchettino, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    QueueCollector(registry=None).add(queue)
+    full = OSError("the file of the metrics is full")
+    monkeypatch.setattr(pacchettino.metrics._DURATIONS, "labels", lambda *_: raiser(full)())
+    queue.on_data_received(lambda id, data: None)
+    queue.send_many(["work"] * 2)
+    assert queue.receive() == 2
+    assert queue.count_successful() == 2
+    assert caplog.text.count("the file of the metrics is full") == 2
+
+
+@pytest.mark.needs("signals")
+@pytest.mark.parametrize("where", ["a hook", "logging"])
+@pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
+def test_what_a_handler_of_a_signal_raises_meanwhile_goes_on_and_the_verdict_stands(
+    queue: Pacchettino, where: str, method: bool, broken_log: Callable[[Callable[..., object]], None]
+) -> None:
+    class Application:
+        def leave(self, *_: object) -> None:
+            sys.exit(3)
+
+    def leave(*_: object) -> None:
+        sys.exit(3)
+
+    def be_signalled(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    if where == "a hook":
+        queue.on_settled(be_signalled)
+    else:
+        broken_log(be_signalled)
+    queue.on_data_received(lambda id, data: raiser(ValueError())())
+    id = queue.send_data("work")
+    before = signal.signal(signal.SIGTERM, Application().leave if method else leave)
+    try:
+        with pytest.raises(SystemExit, match="3"):
+            queue.receive()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert queue.is_failed(id)
 
 
 def test_a_hook_that_is_interrupted_goes_on_as_such_and_the_verdict_stands(queue: Pacchettino) -> None:
@@ -277,7 +367,7 @@ def test_every_record_has_the_fields(queue_dir: Path, caplog: pytest.LogCaptureF
     job = queue.claim()
     assert job is not None
     job.succeed()
-    fields = [(r.job_id, r.attempt, type(r.duration)) for r in caplog.records]  # type: ignore[attr-defined]
+    fields = [(r.pacchettino_id, r.pacchettino_attempt, type(r.pacchettino_duration)) for r in caplog.records]  # type: ignore[attr-defined]
     assert fields == [(id, 1, float), (id, 2, float), (None, None, type(None))]
     assert "stranger" in caplog.records[-1].message
 
@@ -291,7 +381,7 @@ def test_what_the_core_tells_of_a_job_has_its_id(queue: Pacchettino, caplog: pyt
     queue.receive()
     (record,) = caplog.records
     assert "moved or deleted" in record.message
-    assert record.job_id == id  # type: ignore[attr-defined]
+    assert record.pacchettino_id == id  # type: ignore[attr-defined]
 
 
 def test_what_goes_well_is_logged_for_who_asks(queue: Pacchettino, caplog: pytest.LogCaptureFixture) -> None:
@@ -304,7 +394,7 @@ def test_what_goes_well_is_logged_for_who_asks(queue: Pacchettino, caplog: pytes
         pass
     told = [(record.levelname, re.sub("job .{36} |, .*", "", record.message)) for record in caplog.records]
     assert told == [("DEBUG", "taken"), ("INFO", "settled: success")] * 2
-    fields = [(r.job_id, r.attempt, r.outcome) for r in caplog.records]  # type: ignore[attr-defined]
+    fields = [(r.pacchettino_id, r.pacchettino_attempt, r.pacchettino_outcome) for r in caplog.records]  # type: ignore[attr-defined]
     assert fields == [(id, 1, None), (id, 1, "success"), (other, 1, None), (other, 1, "success")]
     caplog.clear()
     queue.pause()
@@ -313,6 +403,224 @@ def test_what_goes_well_is_logged_for_who_asks(queue: Pacchettino, caplog: pytes
     queue.requeue(id)
     queue.cleanup()
     assert [record.levelno for record in caplog.records] == [logging.INFO] * 5
+
+
+class Away(logging.Handler):
+    """A handler of records that does what it is told, as `Handler.handleError` would not have it."""
+
+    def __init__(self, act: Callable[[logging.LogRecord], object]) -> None:
+        super().__init__()
+        self.act = act
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.act(record)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """The logger, to be spoilt by the test."""
+    log = logging.getLogger("pacchettino")
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "filters", [])
+    return log
+
+
+@pytest.fixture
+def broken_log(log: logging.Logger) -> Callable[[Callable[..., object]], None]:
+    """Has each record handled by a function."""
+    return lambda act: log.addHandler(Away(act))
+
+
+def spoil(way: str, log: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have logging raise."""
+    fail = raiser(SPOILT[way])
+    match way:
+        case "handler" | "handler that exits" | "handler that is stopped":
+            log.addHandler(Away(lambda record: fail()))
+        case "handler of the root":
+            monkeypatch.setattr(logging.getLogger(), "handlers", [Away(lambda record: fail())])
+        case "filter":
+            log.addFilter(lambda record: fail())
+        case "factory":
+            monkeypatch.setattr(logging, "_logRecordFactory", lambda *_, **__: fail())
+        case "level":
+            monkeypatch.setattr(log, "isEnabledFor", lambda level: fail())
+        case "subclass":
+            monkeypatch.setattr(log, "_log", lambda *_, **__: fail())
+        case "stream":
+            stream = io.StringIO()
+            log.addHandler(logging.StreamHandler(stream))
+            monkeypatch.setattr(sys, "stderr", stream)  # or it tells there that it could not
+            stream.close()
+        case "fields":
+            make = logging.getLogRecordFactory()
+
+            def with_fields(*args: Any, **more: Any) -> logging.LogRecord:
+                record = make(*args, **more)
+                record.__dict__.update(pacchettino_id=1, pacchettino_attempt=1, pacchettino_outcome="mine")
+                return record
+
+            monkeypatch.setattr(logging, "_logRecordFactory", with_fields)
+
+
+BAD: dict[str, tuple[Callable[[], object], str, str | None]] = {
+    "raises": (raiser(ValueError("bad")), "failed", "ValueError: bad"),
+    "Fail": (raiser(Fail("bad")), "failed", "bad"),
+    "returns": (lambda: True, "failed", "returned True"),
+    "Retry": (raiser(Retry(60, "later")), "scheduled", "later"),
+    "too often": (raiser(Retry(0, "later")), "failed", "given up after one attempt: later"),
+    "job.fail": (lambda: current_job().fail("bad"), "failed", "bad"),
+    "hook": (lambda: None, "success", None),
+}
+
+
+WAYS = ("receive", "receive_one", "work", "threads", "asyncio")
+
+SPOILT: dict[str, BaseException] = {
+    "handler": ConnectionError("the log server is away"),
+    "handler that exits": SystemExit(1),
+    "handler that is stopped": Mine(),
+    "handler of the root": ConnectionError("the log server is away"),
+    "filter": KeyError("user"),
+    "factory": LookupError("no request"),
+    "level": TypeError("none"),
+    "subclass": TypeError("unexpected keyword argument 'stacklevel'"),
+    "stream": ValueError(),
+    "fields": KeyError(),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "spoilt", "bad"),
+    sorted(
+        {(way, spoilt, "raises") for way in WAYS for spoilt in SPOILT} | {("receive", "handler", bad) for bad in BAD}
+    ),
+)
+def test_what_logging_raises_changes_no_result_and_ends_no_loop(
+    queue_dir: Path, way: str, spoilt: str, bad: str, log: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act, status, reason = BAD[bad]
+    make = AsyncPacchettino if way == "asyncio" else Pacchettino
+    queue: Any = make(queue_dir, fifo=True, max_attempts=1 if bad == "too often" else None)
+    if bad == "hook":
+        queue.on_settled(lambda *_: raiser(ValueError("mine"))())
+    queue.on_data_received(lambda id, data: act() if data == b"bad" else None)
+    looks = Pacchettino(queue_dir)
+    first, *good = looks.send_many(["bad", "good", "good"])
+    spoil(spoilt, log, monkeypatch)
+    match way:
+        case "receive":
+            assert queue.receive() == 3
+        case "receive_one":
+            assert [queue.receive_one() for _ in range(3)] == [True] * 3
+        case "work":
+            assert queue.work(drain=True) == 3
+        case "threads":
+            assert queue.work(threads=2, drain=True) == 3
+        case "asyncio":
+            assert asyncio.run(queue.receive()) == 3
+    assert looks.status(first) == status
+    assert [looks.status(id) for id in good] == ["success"] * 2
+    reasons = [attempt.reason or "" for attempt in looks.history(first)]
+    assert reasons == [] if reason is None else reason in reasons[0]
+
+
+def test_what_logging_raised_is_shown_on_stderr_with_what_was_to_be_logged(
+    queue: Pacchettino, broken_log: Callable[[Any], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken_log(lambda record: raiser(ConnectionError("the log server is away"))())
+    queue.on_data_received(lambda id, data: raiser(ValueError("bad"))())
+    id = queue.send_data("work")
+    queue.receive()
+    said = "logging raised ConnectionError: the log server is away"
+    assert capsys.readouterr().err == f"pacchettino: {said}; not logged: job {id} failed: ValueError: bad\n"
+
+
+@pytest.mark.parametrize("act", [raiser(ValueError()), lambda: True, raiser(Fail()), raiser(Retry(60, "later"))])
+def test_a_job_is_settled_before_that_is_logged(
+    queue: Pacchettino, act: Callable[[], Any], broken_log: Callable[[Any], None]
+) -> None:
+    seen: list[Any] = []
+    broken_log(lambda record: seen.append((queue.count_processing(), record.pacchettino_outcome)))
+    queue.on_data_received(lambda id, data: act())
+    queue.send_data("work")
+    queue.receive()
+    assert seen in ([(0, "failed")], [(0, "retry")])
+
+
+def test_ctrl_c_in_a_handler_of_records_goes_on_and_the_verdict_stands(
+    queue: Pacchettino, broken_log: Callable[[Any], None]
+) -> None:
+    broken_log(lambda record: raiser(KeyboardInterrupt())())
+    queue.on_data_received(lambda id, data: raiser(ValueError("bad"))())
+    id = queue.send_data("work")
+    with pytest.raises(KeyboardInterrupt):
+        queue.receive()
+    assert queue.is_failed(id)
+
+
+def test_the_fields_are_no_application_s(
+    queue: Pacchettino, log: logging.Logger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = logging.getLogRecordFactory()
+
+    def with_fields(*args: Any, **more: Any) -> logging.LogRecord:
+        record = make(*args, **more)
+        record.id = record.job_id = record.attempt = record.duration = record.outcome = "the application's"
+        return record
+
+    monkeypatch.setattr(logging, "_logRecordFactory", with_fields)
+    shown = io.StringIO()
+    handler = logging.StreamHandler(shown)
+    of_ours = " ".join(f"%(pacchettino_{field})s" for field in ("id", "attempt", "outcome"))
+    handler.setFormatter(logging.Formatter(f"{of_ours}, %(job_id)s %(attempt)s %(filename)s"))
+    log.addHandler(handler)
+    queue.on_data_received(lambda id, data: raiser(ValueError("bad"))())
+    id = queue.send_data("work")
+    queue.receive()
+    (queue.base_dir / "queued" / "stranger").write_text("")
+    queue.receive()
+    theirs = "the application's the application's"
+    assert shown.getvalue().splitlines() == [
+        f"{id} 1 failed, {theirs} _retry.py",
+        *caplog.records[0].exc_text.splitlines(),  # type: ignore[union-attr]
+        f"None None None, {theirs} _queue.py",
+    ]
+
+
+def test_a_job_that_is_dropped_is_interrupted_before_that_is_warned_of(
+    queue: Pacchettino, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(warnings, "warn", lambda *_, **__: seen.append(queue.is_interrupted(id)))
+    id = queue.send_data("work")
+    job = queue.claim()
+    del job
+    gc.collect()
+    assert seen == [True]
+
+
+def test_all_that_is_logged_goes_through_one_place() -> None:
+    package = Path(pacchettino.__file__).parent
+    used = {path.name for path in package.rglob("*.py") if "getLogger" in path.read_text(encoding="utf-8")}
+    assert used == {"_telling.py", "work.py"}  # of which the last only has them shown
+
+
+def test_a_worker_whose_stderr_is_closed_goes_on(queue_dir: Path) -> None:
+    program = """
+import sys
+from pacchettino import Pacchettino
+queue = Pacchettino(sys.argv[1], fifo=True)
+queue.on_data_received(lambda id, data: 1 / 0 if data == b"bad" else None)
+queue.send_many(["bad", "good", "good"])
+sys.stderr.close()
+print(queue.work(drain=True))
+"""
+    with start_python(program, queue_dir) as peer:
+        out, _ = peer.communicate(timeout=60)
+    assert out == "3\n"
+    queue = Pacchettino(queue_dir)
+    assert (queue.count_failed(), queue.count_successful()) == (1, 2)
 
 
 def test_a_program_that_sets_up_no_logging_sees_warnings_and_no_more(queue_dir: Path) -> None:

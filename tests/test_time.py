@@ -173,7 +173,7 @@ def test_who_waits_for_a_delay_that_the_clock_made_longer_takes_what_comes_befor
 
 
 RETRIES = {
-    "a handler": "queue.retry_delay = 600; queue.on_data_received(lambda id, data: Result.RETRY); queue.receive()",
+    "a handler": "queue.retry_delay = 600; queue.on_data_received = lambda id, data: Result.RETRY; queue.receive()",
     "a job": "queue.claim().retry(600)",
 }
 
@@ -198,7 +198,7 @@ def test_a_retry_that_no_name_can_hold_interrupts_the_job_and_ends_no_loop(
 ) -> None:
     clock.set(start_of(2200))
     peer("queue.retry_delay = timedelta(days=36500)")
-    peer("queue.on_data_received(lambda id, data: Result.RETRY if data == b'again' else None) and None")
+    peer("queue.on_data_received = lambda id, data: Result.RETRY if data == b'again' else None")
     id = peer("queue.send_data('again')")
     assert peer("queue.receive_one()")
     assert entries(queue_dir / "interrupted") == [b"raw-" + id.encode()]

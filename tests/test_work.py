@@ -465,7 +465,6 @@ def test_further_signals_do_not_come_between_the_children_and_their_end(queue: P
 
 
 def test_a_grace_may_be_longer_than_any_wait(queue: Pacchettino) -> None:
-    queue.on_data_received(print)
     queue.on_data_received(lambda id, data: queue.stop())
     queue.send_data("one")
     assert queue.work(grace=1e10) == 1
@@ -781,7 +780,7 @@ def test_what_can_not_be_imported_by_a_child_is_a_type_error(queue: Pacchettino,
         queue.work(threads=2, job_timeout=1)
     with pytest.raises(ValueError, match="more than 0"):
         queue.work(job_timeout=0)
-    queue.on_data_received(print)
+    queue.on_data_received = print
     queue.retry_delay = lambda attempt: 1
     with pytest.raises(TypeError, match=r"<lambda> can't be imported"):
         queue.work(max_jobs=1)

@@ -41,8 +41,8 @@ def create_app(directory: Path) -> Flask:
         if status is Status.UNKNOWN:
             abort(404)
         if status is Status.FAILED:
-            return jsonify(status=status.value, reason=queue.history(str(id))[-1].reason)
-        return jsonify(status=status.value)
+            return jsonify(status=status, reason=queue.history(str(id))[-1].reason)
+        return jsonify(status=status)
 
     @app.get("/jobs/<uuid:id>/result")
     def give(id: UUID) -> Response:

@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from logging import WARNING
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from pacchettino import _core
-from pacchettino._retry import Fail, Retry, Verdict, clean, summary, told_at_length
-from pacchettino._telling import about, called, known_attempt, logger, tell_settled
+from pacchettino._retry import Fail, Retry, Verdict, settle_and_log, summary, told_at_length
+from pacchettino._telling import about, clean, is_a, known_attempt, logger, tell_settled
 from pacchettino._types import Duration, Result, from_milliseconds
 
 if TYPE_CHECKING:
@@ -135,12 +136,15 @@ class Job:
 
         The reason is logged, and kept in the job's history.
         """
-        self._settle(partial(self._claim.fail, None if reason is None else clean(reason)))
-        if reason is not None:
-            logger.warning("job %s failed: %s", called(self._claim), reason, extra=about(self._claim))
+        said = None if reason is None else clean(reason)
+        text = None if reason is None else "job %s failed: %s"
+        give = partial(self._claim.fail, said)
+        self._settle(partial(settle_and_log, self._claim, give, WARNING, text, said))
 
     def retry(self, delay: Duration | None = None, reason: str | None = None) -> None:
-        """Once more, after `delay` (seconds or a `timedelta`; the queue's `retry_delay` if `None`).
+        """Have the job tried again after `delay` (seconds or a `timedelta`).
+
+        Without one it waits for the queue's `retry_delay`; if that was not given either, the job goes back at once.
 
         After the queue's `max_attempts` attempts the job fails instead, which is logged. Raises `ValueError` for a
         delay that no job's name can hold; the job then has no verdict yet.
@@ -165,7 +169,7 @@ class Job:
 
     def _end(self, error: BaseException | None) -> bool:
         """Settle the job by how its block ended."""
-        is_verdict = isinstance(error, Retry | Fail)
+        is_verdict = error is not None and is_a(error, Retry, Fail)
         if self._claim.is_settled or not self._claim.is_ours:
             return is_verdict
         if error is None:
@@ -179,10 +183,10 @@ class Job:
         return is_verdict
 
     def _settle_by(self, error: BaseException) -> None:
-        if not isinstance(error, Exception):
+        if not is_a(error, Exception):
             self._settle(partial(self._claim.interrupt, summary(error), told_at_length(error)))
             return
-        verdict = Verdict.of(error, self._queue.retry_on)
+        verdict = Verdict.of_error(error, self._queue.retry_on)
         if verdict.result is Result.RETRY:
             self._settle(partial(self._queue._attempts.retry, self._claim, verdict))
         else:
@@ -203,8 +207,10 @@ class Job:
 
     def __del__(self) -> None:
         if self._is_unsettled():
-            warn_of_drop(self, self.id)
-            self._interrupt_dropped()
+            try:
+                self._interrupt_dropped()
+            finally:
+                warn_of_drop(self, self.id)
 
     def _is_unsettled(self) -> bool:
         claim = getattr(self, "_claim", None)

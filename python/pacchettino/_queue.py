@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
 import sys
 import threading
 import time
+import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from logging import INFO
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from pacchettino import _core, _types
 from pacchettino._job import Handling, Hook, Job, current, job_of
 from pacchettino._limits import checked_limit, with_room
 from pacchettino._retry import (
+    ENDS,
+    NOT_GIVEN,
+    SUCCESS,
     Attempts,
-    Fail,
     RetryDelay,
     Verdict,
     checked_delay,
-    clean,
     count,
+    ends_work,
+    fail,
+    name_of,
     summary,
     told_at_length,
 )
-from pacchettino._telling import about, called, logger, tell_moved, tell_settled, tell_taken
+from pacchettino._telling import about, clean, logger, tell_moved, tell_settled, tell_taken
 from pacchettino._types import (
     LAST_MILLISECOND,
     CrashDetection,
@@ -51,13 +57,60 @@ from pacchettino._work import Threads, Work, is_limit
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
 
-DataHandler: TypeAlias = Callable[[str, bytes], Result | None]
-FileHandler: TypeAlias = Callable[[str, str, Path], Result | None]
+DataHandler: TypeAlias = Callable[[str, bytes], object]
+FileHandler: TypeAlias = Callable[[str, str, Path], object]
 OnClaim: TypeAlias = Callable[[_core.Claim, Path], float | None]
 D = TypeVar("D", bound=DataHandler)
 F = TypeVar("F", bound=FileHandler)
 H = TypeVar("H", bound=Hook)
 T = TypeVar("T")
+Setter = TypeVar("Setter", covariant=True)
+Handler = TypeVar("Handler", contravariant=True)
+
+
+class SetsDataHandler(Protocol):
+    """The method `on_data_received`."""
+
+    def __call__(self, handler: D) -> D: ...
+
+
+class SetsFileHandler(Protocol):
+    """The method `on_file_received`."""
+
+    def __call__(self, handler: F) -> F: ...
+
+
+class assignable(Generic[Setter, Handler]):
+    """Makes a method that checks a handler one that sets it. A handler can also be assigned to it, as in the D library.
+
+    A second call, for another function, is most likely a mistake, and warned of. An assignment says what it does.
+    """
+
+    def __init__(self, check: Callable[[Any, Any], object]) -> None:
+        @functools.wraps(check)
+        def call(queue: object, handler: Any) -> Any:
+            check(queue, handler)
+            _warn_if_replaced(getattr(queue, self._attribute), handler, check.__name__)
+            setattr(queue, self._attribute, handler)
+            return handler
+
+        self._check = check
+        self._call = call
+        self.__doc__ = check.__doc__
+
+    def __set_name__(self, kind: type, name: str) -> None:
+        self._attribute = "_" + name.removesuffix("_received")
+
+    @overload
+    def __get__(self, queue: None, kind: type) -> Callable[..., Any]: ...
+    @overload
+    def __get__(self, queue: object, kind: type) -> Setter: ...
+    def __get__(self, queue: object, kind: type) -> object:
+        return self._call if queue is None else types.MethodType(self._call, queue)
+
+    def __set__(self, queue: object, handler: Handler) -> None:
+        self._check(queue, handler)
+        setattr(queue, self._attribute, handler)
 
 
 class Pacchettino:
@@ -74,7 +127,8 @@ class Pacchettino:
             it. A power cut then undoes nothing that a call returned from.
         crash_detection: How others notice that this process died.
         retry_delay: How long a job waits that is to be tried again: seconds, a `timedelta`, or what a callable makes of
-            the number of the attempt that just ended, such as a `Backoff`.
+            the number of the attempt that just ended, such as a `Backoff`. If it is not given, a `Result.RETRY` goes
+            back at once, and a job whose handler raised waits for `Backoff(1, maximum=60)`.
         fifo: Take jobs oldest first instead of in random order. With `Result.RETRY` and no delay one job can then
             keep the others waiting.
         max_attempts: After how many attempts a job that is to be tried again fails instead; `None`: never.
@@ -103,10 +157,10 @@ class Pacchettino:
         *,
         durable: bool = False,
         crash_detection: CrashDetection = CrashDetection.LOCK_FILE,
-        retry_delay: RetryDelay = 0,
+        retry_delay: RetryDelay = NOT_GIVEN,
         fifo: bool = False,
         max_attempts: int | None = None,
-        retry_on: type[Exception] | tuple[type[Exception], ...] = (),
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         interrupted_attempts: int = 0,
         max_queued: int | None = None,
         min_free: int = 0,
@@ -190,7 +244,7 @@ class Pacchettino:
         return self._attempts.most
 
     @property
-    def retry_on(self) -> tuple[type[Exception], ...]:
+    def retry_on(self) -> tuple[type[BaseException], ...]:
         """Types of exceptions of a handler that mean "again"."""
         return self._retry_on
 
@@ -277,24 +331,32 @@ class Pacchettino:
 
     # Handling
 
+    @assignable[SetsDataHandler, DataHandler]
     def on_data_received(self, handler: D) -> D:
-        """Set the handler of data jobs: `handler(id, data)`. A decorator or a plain call; replaces the one before.
+        """Set the handler of data jobs, which is called as `handler(id, data)`. It is returned.
 
-        It returns `None` or `Result.SUCCESS`, `Result.FAILED` or `Result.RETRY`, or raises `Retry` or `Fail`. Another
-        exception makes the job failed, with the traceback logged, or tried again, if it is one of `retry_on`.
+        Use it as a decorator, or call it, or assign to it: `queue.on_data_received = handler`. A queue has one handler
+        for each kind. So a second decorator or call warns (`UserWarning`), unless it is for the same function defined
+        again. An assignment replaces a handler without a warning.
+
+        A handler says by `Result.SUCCESS`, `Result.FAILED` or `Result.RETRY` what became of its job, or raises `Retry`
+        or `Fail`. `None` means success, and so does any other value, but for those that hint at a mistake: a `bool`, a
+        `Status`, and what must still be awaited or iterated over fail the job, and the log says what was returned.
+
+        Any other exception fails the job, with the traceback logged, or has it tried again if it is one of `retry_on`.
+        `KeyboardInterrupt`, `SystemExit` and `GeneratorExit` go on to the caller, and the job is interrupted.
         `pacchettino.current_job()` is the job.
         """
         _check_handler(handler)
-        self._on_data = handler
         return handler
 
+    @assignable[SetsFileHandler, FileHandler]
     def on_file_received(self, handler: F) -> F:
-        """Set the handler of file jobs: `handler(id, name, path)`. It must not move or delete the file.
+        """Set the handler of file jobs, which is called as `handler(id, name, path)`. It is returned.
 
-        Otherwise as `on_data_received`.
+        The handler must not move or delete the file. Otherwise as `on_data_received`.
         """
         _check_handler(handler, arguments="(id, name, path)")
-        self._on_file = handler
         return handler
 
     def on_settled(self, hook: H) -> H:
@@ -307,8 +369,8 @@ class Pacchettino:
         It is called once, after the verdict, in the thread that gave it. In `receive` and `work` of a `durable` queue
         that is before the flush, and where the disk does not take the verdict at once: it is kept then, and if the
         process ends before the disk takes it, the job is interrupted after all. Nobody is called for jobs of consumers
-        that died. The worker processes of `work` call the hooks that were set before it. What a hook raises is logged,
-        and goes no further.
+        that died. The worker processes of `work` call the hooks that were set before it. What a hook raises is logged
+        and goes no further, `SystemExit` included. Only Ctrl-C, and what a handler of a signal raises, does.
         """
         _check_handler(hook, "a hook", "(job, outcome, seconds)")
         self._hooks += (hook,)
@@ -547,13 +609,16 @@ class Pacchettino:
         kept = [_STATE_OF[policy] for policy in KeepPolicy if policy in self._keep_policy]
         return sum(self._core.count(state) for state in ["scheduled", "queued", "processing", *kept])
 
-    def jobs(self, status: Status) -> Iterator[JobInfo]:
-        """List the jobs that are in a state now, oldest first, whatever the keep policy."""
-        if not isinstance(status, Status):
-            raise TypeError(f"status must be a Status, not {type(status).__name__}")
-        if status is Status.UNKNOWN:
-            raise ValueError("no job can be listed as UNKNOWN")
-        return map(JobInfo._of, self._core.jobs(status.value))
+    def jobs(self, status: Status | str) -> Iterator[JobInfo]:
+        """List the jobs that are in a state now, oldest first, whatever the keep policy.
+
+        The state is a `Status`, or its value, such as `"failed"`.
+        """
+        if not isinstance(status, str):
+            raise TypeError(f"status must be a Status or its value, not {type(status).__name__}")
+        if status not in _LISTED:
+            raise ValueError(f"status must be one of {', '.join(_LISTED)}, not {str(status)!r}")
+        return map(JobInfo._of, self._core.jobs(status))
 
     def history(self, id: str) -> list[Attempt]:
         """Tell of a job's attempts that did not simply succeed, oldest first, the last hundred of them.
@@ -645,7 +710,7 @@ class Pacchettino:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
     ) -> None:
         self.close()
 
@@ -728,7 +793,7 @@ class Pacchettino:
             if self._on_claim is not None:
                 return self._hand_over(handling, self._on_claim, settling)
             name = claim.name
-            handler: Callable[..., Result | None] | None
+            handler: Callable[..., object] | None
             arguments: tuple[Any, ...] | None
             if name is None:
                 handler, arguments = self._on_data, self._read(handling)
@@ -744,9 +809,11 @@ class Pacchettino:
                 return None  # a signal's handler forked just now, and this is the child
             try:
                 returned = handler(*arguments)
-                verdict = _SUCCESS if returned is None else self._judge(claim, handler, returned)
-            except Exception as error:
-                verdict = self._verdict_on(claim, error)
+                verdict = SUCCESS if returned is None else Verdict.of_return(handler, returned)
+            except BaseException as error:
+                if ends_work(error):
+                    raise
+                verdict = Verdict.of_error(error, self._retry_on)
             self._conclude(handling, verdict, settling)
             return None
         except BaseException as error:
@@ -767,9 +834,11 @@ class Pacchettino:
             pause = on_claim(claim, self.base_dir)
             if pause is not None:
                 return pause
-            verdict = _SUCCESS
-        except Exception as error:
-            verdict = self._verdict_on(claim, error)
+            verdict = SUCCESS
+        except BaseException as error:
+            if ends_work(error):
+                raise
+            verdict = Verdict.of_error(error, self._retry_on)
         self._conclude(handling, verdict, settling)
         return None
 
@@ -777,17 +846,8 @@ class Pacchettino:
         self, handling: Handling, verdict: Verdict, settling: Callable[[Callable[[], None]], None] | None
     ) -> None:
         claim: _core.Claim = handling[0]
-        give = claim.succeed if verdict is _SUCCESS else partial(self._settle_by, claim, verdict)
+        give = claim.succeed if verdict is SUCCESS else partial(self._settle_by, claim, verdict)
         self._settle(handling, give if settling is None else partial(settling, give))
-
-    def _verdict_on(self, claim: _core.Claim, error: BaseException) -> Verdict:
-        """Judge an attempt by what its handler raised, and log a failure."""
-        verdict = Verdict.of(error, self._retry_on)
-        if verdict.result is Result.FAILED and not claim.is_settled:
-            raised = None if isinstance(error, Fail) else error
-            said = "" if verdict.reason is None else f": {verdict.reason}"
-            logger.error("job %s failed%s", called(claim), said, exc_info=raised, extra=about(claim))
-        return verdict
 
     def _interrupt(self, handling: Handling, error: BaseException) -> None:
         """Settle a job whose handler was stopped."""
@@ -795,24 +855,11 @@ class Pacchettino:
         if claim.has_begun and not claim.is_settled:
             self._settle(handling, partial(claim.interrupt, summary(error), told_at_length(error)))
 
-    def _judge(self, claim: _core.Claim, handler: object, returned: object) -> Verdict:
-        """Take what a handler returned."""
-        if returned is None:
-            return _SUCCESS
-        if isinstance(returned, Result):
-            return Verdict(returned)
-        if inspect.iscoroutine(returned):
-            returned.close()
-        name = getattr(handler, "__qualname__", handler)
-        reason = f"handler {name} returned {returned!r}; it must return None or a pacchettino.Result"
-        logger.error("job %s failed: %s", called(claim), reason, extra=about(claim))
-        return Verdict(Result.FAILED, clean(reason))
-
     def _settle_by(self, claim: _core.Claim, verdict: Verdict) -> None:
         if verdict.result is Result.SUCCESS:
             claim.succeed()
         elif verdict.result is Result.FAILED:
-            claim.fail(verdict.reason, verdict.traceback)
+            fail(claim, verdict)
         else:
             self._attempts.retry(claim, verdict)
 
@@ -836,8 +883,7 @@ class Pacchettino:
                 claim.put_back()
                 raise
             reason = f"it can't be read: {error}"
-        logger.error("job %s failed: %s", called(claim), reason, extra=about(claim))
-        self._settle(handling, partial(claim.fail, clean(reason)))
+        self._settle(handling, partial(fail, claim, Verdict(Result.FAILED, clean(reason))))
         return None
 
     def _settle(self, handling: Handling, give: Callable[[], None]) -> None:
@@ -849,8 +895,8 @@ class Pacchettino:
             logger.error("job %s could not be settled: %s", claim.id, error, extra=about(claim))
         except ValueError as error:  # a retry in a year that no name can hold
             reason = f"it could not be settled: {error}"
-            logger.error("job %s: %s", claim.id, reason, extra=about(claim))
             self._settle(handling, partial(claim.interrupt, reason))
+            logger.error("job %s: %s", claim.id, reason, extra=about(claim))
         except RuntimeError:
             if not claim.is_ours:
                 text = "job %s is the parent process's: its handler forked, and the child came back"
@@ -873,11 +919,11 @@ class Pacchettino:
     def _log_notices(self) -> None:
         """Log what the core has to tell."""
         for notice, job in self._core.take_notices():
-            logger.warning("%s", notice, extra={"job_id": job})
+            logger.warning("%s", notice, extra={"pacchettino_id": job})
 
     def _look_who_watches(self) -> None:
         """See whether somebody wants to be told what comes of jobs; the logger is not to be asked for each of them."""
-        self._is_watched = True if self._hooks else logger.isEnabledFor(INFO)
+        self._is_watched = True if self._hooks else logger.takes(INFO)
 
     def _handled_kinds(self) -> tuple[bool, bool]:
         self._look_who_watches()
@@ -906,9 +952,9 @@ _STATE_OF = {
     KeepPolicy.INTERRUPTED: "interrupted",
 }
 
-_NO_LIMIT = 2**32 - 1
+_LISTED = [status.value for status in Status if status is not Status.UNKNOWN]
 
-_SUCCESS = Verdict(Result.SUCCESS)
+_NO_LIMIT = 2**32 - 1
 
 
 def _memory() -> float:
@@ -974,11 +1020,13 @@ def _by_pid(value: CrashDetection) -> bool:
     return value is CrashDetection.PID
 
 
-def _exceptions(value: object) -> tuple[type[Exception], ...]:
+def _exceptions(value: object) -> tuple[type[BaseException], ...]:
     kinds = tuple(value) if isinstance(value, tuple | list) else (value,)
     for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise TypeError(f"retry_on must be types of exceptions, such as (ConnectionError,), not {value!r}")
+        if issubclass(kind, ENDS):
+            raise TypeError(f"retry_on can't hold {kind.__name__}, which ends the worker and interrupts the job")
     return kinds
 
 
@@ -1004,3 +1052,27 @@ def check_arguments(handler: Callable[..., object], what: str, arguments: str) -
     except TypeError as error:
         name = getattr(handler, "__qualname__", handler)
         raise TypeError(f"{what} is called with {arguments}, which {name} does not take: {error}") from None
+
+
+def _warn_if_replaced(before: object, handler: object, method: str) -> None:
+    """Warn of a handler in whose place another function is set, unless that is the same one, defined again."""
+    if before is None or before is handler or _definition(before) == _definition(handler) is not None:
+        return
+    names = [f"{getattr(one, '__module__', None)}.{name_of(one)}" for one in (handler, before)]
+    text = f"{method}: {names[0]} replaces {names[1]}, which is called no more; a queue has one handler for each kind"
+    warnings.warn(text, UserWarning, stacklevel=_depth_of_caller())
+
+
+def _definition(function: object) -> tuple[object, ...] | None:
+    """Return what a function has in common with the same one that is defined again, `None` if it has no name."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    is_lambda = getattr(function, "__name__", None) == "<lambda>"
+    return None if name is None else (module, name, getattr(function, "__code__", None) if is_lambda else None)
+
+
+def _depth_of_caller() -> int:
+    """Return the `stacklevel` of the code that called this package."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pacchettino":
+        depth, frame = depth + 1, frame.f_back
+    return depth

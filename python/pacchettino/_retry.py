@@ -1,17 +1,18 @@
-"""When a job is tried again, when it is given up, and what is said of that."""
+"""When a job is tried again, when it is given up, and what is logged of that."""
 
 from __future__ import annotations
 
 import math
 import random
-import traceback
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from logging import ERROR, WARNING
+from typing import Any, Final, TypeAlias
 
 from pacchettino import _core
-from pacchettino._telling import about, called, logger
-from pacchettino._types import Duration, Result, finite_seconds, seconds, whole_number
+from pacchettino._telling import about, called, clean, format_traceback, is_a, logger, summarize, tried
+from pacchettino._types import Duration, Result, Status, finite_seconds, seconds, whole_number
 
 LONGEST_DELAY = 100 * 365.25 * 24 * 3600
 
@@ -23,8 +24,32 @@ ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What a handler raises to end its worker. Its job is interrupted; any other exception fails the job, or retries it."""
 
 
+class _NotGiven(int):
+    """The type of `NOT_GIVEN`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "NOT_GIVEN"
+
+    def __reduce__(self) -> str:
+        return "NOT_GIVEN"  # there is one in each process
+
+
+NOT_GIVEN: Final = _NotGiven()
+"""The `retry_delay` of a queue that was given none. It is 0, but after an exception a job waits all the same."""
+
+
 class Retry(Exception):
-    """Raised by a handler: the job is to be tried again, after `delay` (the queue's `retry_delay` if `None`)."""
+    """Raised by a handler to have its job tried again after `delay`.
+
+    Without a delay the job waits as after an exception of `retry_on`: for the queue's `retry_delay` if one was given,
+    else for one second after the first attempt, then twice as long after each, up to a minute.
+    """
+
+    # A subclass may not call `super().__init__()`.
+    delay: Duration | None = None
+    reason: str | None = None
 
     def __init__(self, delay: Duration | None = None, reason: str | None = None) -> None:
         super().__init__(delay, reason)
@@ -35,7 +60,9 @@ class Retry(Exception):
 
 
 class Fail(Exception):
-    """Raised by a handler: the job can't be done, and is not tried again."""
+    """Raised by a handler whose job can't be done, and is not to be tried again."""
+
+    reason: str | None = None
 
     def __init__(self, reason: str | None = None) -> None:
         super().__init__(reason)
@@ -74,27 +101,72 @@ class Backoff:
         return min(delay, longest) * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verdict:
-    """What came of a handler, and what is to be said of it."""
+    """What came of a handler, and what is recorded and logged of that."""
 
     result: Result
     reason: str | None = None
     traceback: str | None = None
     delay: Duration | None = None
+    is_raised: bool = False
+    error: BaseException | None = None
+    """What is logged with its traceback. It goes then: a cycle would keep the variables of the handler in memory."""
 
     @staticmethod
-    def of(error: BaseException, retry_on: tuple[type[BaseException], ...] = ()) -> Verdict:
+    def of_return(handler: object, returned: object) -> Verdict:
+        """Judge an attempt by what its handler returned."""
+        kind = type(returned)  # an object may raise when it is asked for its `__class__`
+        if kind is Result:
+            return Verdict(returned)  # type: ignore[arg-type]
+        if kind in (bool, Status):
+            advice = "return None or a pacchettino.Result"
+        elif issubclass(kind, (Awaitable, Generator, AsyncGenerator)):
+            advice = "nothing runs that, so the job was not done"
+        else:
+            return SUCCESS  # handlers are often functions that return something
+        shown, _ = tried(partial(repr, returned))
+        if issubclass(kind, Coroutine):
+            coroutine: Any = returned
+            tried(coroutine.close)  # or Python warns that it was never awaited
+        return Verdict(Result.FAILED, clean(f"handler {name_of(handler)} returned {shown or kind.__name__}; {advice}"))
+
+    @staticmethod
+    def of_error(error: BaseException, retry_on: tuple[type[BaseException], ...] = ()) -> Verdict:
         """Judge an attempt by what its handler raised."""
-        if isinstance(error, Retry | Fail):
-            cause = error.__cause__ or error.__context__
-            reason = error.reason if error.reason is not None or cause is None else summary(cause)
-            told = None if cause is None else told_at_length(cause)
-            if isinstance(error, Retry):
-                return Verdict(Result.RETRY, reason, told, error.delay)
-            return Verdict(Result.FAILED, reason, told)
-        result = Result.RETRY if isinstance(error, retry_on) else Result.FAILED
-        return Verdict(result, summary(error), told_at_length(error))
+        if not is_a(error, Retry, Fail):
+            if is_a(error, *retry_on):
+                return Verdict(Result.RETRY, summary(error), told_at_length(error), is_raised=True)
+            return Verdict(Result.FAILED, summary(error), told_at_length(error), is_raised=True, error=error)
+        verdict, raised = tried(partial(_as_it_says, error))
+        if raised is None and verdict is not None:
+            return verdict
+        # A subclass may have anything for its delay and its reason.
+        reason = f"{type(error).__name__} can't be understood" + ("" if raised is None else f": {summary(raised)}")
+        return Verdict(Result.FAILED, reason, told_at_length(error), is_raised=True, error=error)
+
+
+SUCCESS = Verdict(Result.SUCCESS)
+
+
+def _as_it_says(error: BaseException) -> Verdict:
+    assert isinstance(error, Retry | Fail)
+    cause = error.__cause__ if error.__suppress_context__ else error.__context__
+    reason = _text(error.reason)
+    if reason is None and cause is not None:
+        reason = summary(cause)
+    told = None if cause is None else told_at_length(cause)
+    if not isinstance(error, Retry):
+        return Verdict(Result.FAILED, reason, told, is_raised=True)
+    delay = None if error.delay is None else delay_seconds(error.delay, "delay")
+    return Verdict(Result.RETRY, reason, told, delay, is_raised=True)
+
+
+def ends_work(error: BaseException) -> bool:
+    """Return whether what a handler raised ends the worker, and not only the job. A group does if one of it does."""
+    if is_a(error, BaseExceptionGroup):
+        return any(map(ends_work, BaseExceptionGroup.__dict__["exceptions"].__get__(error)))
+    return is_a(error, *ENDS)
 
 
 @dataclass(frozen=True)
@@ -105,43 +177,72 @@ class Attempts:
     delay: RetryDelay
 
     def retry(self, claim: _core.Claim, verdict: Verdict) -> None:
-        """Have a job tried again, or fail if it was tried often enough. What was said of that is logged."""
-        attempt = self._attempt(claim)
+        """Have a job tried again, or fail if it was tried often enough. Then log the reason."""
+        delay = self.delay if verdict.delay is None else verdict.delay
+        if delay is NOT_GIVEN and verdict.is_raised:
+            delay = DELAY_AFTER_ERROR
+        attempt = 1 if self.most is None and not callable(delay) else _attempt(claim)
         if self.most is not None and attempt >= self.most:
             times = "one attempt" if attempt == 1 else f"{attempt} attempts"
             _give_up(claim, f"given up after {times}", verdict.reason, verdict.traceback)
             return
-        delay = verdict.delay
-        if delay is not None:
-            delay = seconds(delay, "delay")
-        elif callable(self.delay):
-            try:
-                delay = delay_seconds(self.delay(attempt), "retry_delay")
-            except Exception as error:
-                _give_up(claim, "retry_delay raised", summary(error), told_at_length(error))
+        if callable(delay):
+            asked = delay
+            wait, raised = tried(lambda: delay_seconds(asked(attempt), "retry_delay"))
+            if raised is not None and ends_work(raised):
+                raise raised
+            if wait is None:
+                assert raised is not None
+                _give_up(claim, "retry_delay raised", summary(raised), told_at_length(raised))
                 return
         else:
-            delay = delay_seconds(self.delay, "retry_delay")
-        claim.retry(delay, verdict.reason, verdict.traceback)
-        if verdict.reason is not None:
-            text = "job %s is to be tried again in %.3g s: %s"
-            logger.warning(text, called(claim), delay, verdict.reason, extra=about(claim))
+            wait = seconds(delay, "delay")
+        text = None if verdict.reason is None else "job %s is to be tried again in %.3g s: %s"
+        give = partial(claim.retry, wait, verdict.reason, verdict.traceback)
+        settle_and_log(claim, give, WARNING, text, wait, verdict.reason)
 
-    def _attempt(self, claim: _core.Claim) -> int:
-        """Count the attempts, where it matters. A history that can't be read keeps no job from being tried again."""
-        if self.most is None and not callable(self.delay):
-            return 1
-        try:
-            return claim.attempt()
-        except OSError as error:
-            logger.warning("job %s: its attempts can't be counted: %s", claim.id, error, extra=about(claim))
-            return 1
+
+def _attempt(claim: _core.Claim) -> int:
+    """Count the attempts. A history that can't be read keeps no job from being tried again."""
+    try:
+        return claim.attempt()
+    except OSError as error:
+        logger.warning("job %s: its attempts can't be counted: %s", claim.id, error, extra=about(claim))
+        return 1
 
 
 def _give_up(claim: _core.Claim, what: str, reason: str | None, traceback: str | None) -> None:
-    told = what if reason is None else f"{what}: {reason}"
-    claim.fail(told, traceback)
-    logger.error("job %s failed: %s", called(claim), told, extra=about(claim))
+    fail(claim, Verdict(Result.FAILED, what if reason is None else f"{what}: {reason}", traceback))
+
+
+def fail(claim: _core.Claim, verdict: Verdict) -> None:
+    """Fail a job, then log why, unless its handler just returned that."""
+    error, verdict.error = verdict.error, None
+    give = partial(claim.fail, verdict.reason, verdict.traceback)
+    if verdict.reason is not None:
+        settle_and_log(claim, give, ERROR, "job %s failed: %s", verdict.reason, exc_info=error)
+    else:
+        settle_and_log(claim, give, ERROR, "job %s failed" if verdict.is_raised else None)
+
+
+def settle_and_log(
+    claim: _core.Claim,
+    settle: Callable[[], None],
+    level: int,
+    text: str | None,
+    *values: object,
+    exc_info: BaseException | None = None,
+) -> None:
+    """Settle a job, then log that, if there is something to say and it was not settled before.
+
+    It is logged also where the disk does not take the verdict now, which is kept then and tried again.
+    """
+    was_settled = claim.is_settled
+    try:
+        settle()
+    finally:
+        if text is not None and claim.is_settled and not was_settled:
+            logger.log(level, text, called(claim), *values, extra=about(claim), exc_info=exc_info)
 
 
 def checked_delay(value: RetryDelay) -> RetryDelay:
@@ -169,25 +270,26 @@ class Left(KeyboardInterrupt):
 
 
 def summary(error: BaseException) -> str:
-    """Tell an exception in a few words."""
-    if isinstance(error, Left):
-        return clean(str(error))
-    return clean("".join(traceback.format_exception_only(error)).strip())
+    """Return what is recorded of an exception, in a few words."""
+    return clean(str(error)) if is_a(error, Left) else summarize(error)
 
 
 def told_at_length(error: BaseException) -> str | None:
-    """Tell an exception with its traceback, unless it came from outside, and the traceback would tell nothing."""
-    if isinstance(error, Left):
-        return None
-    return clean("".join(traceback.format_exception(error)))
+    """Return an exception with its traceback, unless it came from outside, and the traceback would tell nothing."""
+    return None if is_a(error, Left) else format_traceback(error)
 
 
-def clean(text: str) -> str:
-    """Have text that can be written down: an exception may quote a file's name that is no text."""
-    return text.encode("utf-8", "backslashreplace").decode()
+def name_of(function: object) -> str:
+    """Return what a handler is called, also one that has no name."""
+    name, _ = tried(lambda: str(getattr(function, "__qualname__", function)))
+    return name or type(function).__name__
 
 
 def _text(reason: object) -> str | None:
     if reason is not None and not isinstance(reason, str):
         raise TypeError(f"reason must be str, not {type(reason).__name__}")
     return None if reason is None else clean(reason)
+
+
+DELAY_AFTER_ERROR = Backoff(1, maximum=60)
+"""How long a job waits whose handler raised, where no `retry_delay` was given. With no pause it would fill the log."""

@@ -25,15 +25,15 @@ class KeepPolicy(enum.IntFlag, boundary=enum.STRICT):
 
 
 class Result(enum.Enum):
-    """What a handler says of its job. Returning `None` means `SUCCESS`."""
+    """What a handler says of its job. A handler that returns `None` means `SUCCESS`."""
 
     SUCCESS = "success"
     FAILED = "failed"
     RETRY = "retry"
 
 
-class Status(enum.Enum):
-    """Where a job is."""
+class Status(enum.StrEnum):
+    """Where a job is. Each is also a string: `Status.FAILED == "failed"`."""
 
     UNKNOWN = "unknown"
     QUEUED = "queued"

@@ -22,6 +22,7 @@ import inspect
 import os
 import threading
 import time
+import types
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,8 +30,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 
 from pacchettino import (
     Attempt,
@@ -39,7 +39,6 @@ from pacchettino import (
     KeepPolicy,
     Pacchettino,
     QueueFull,
-    Result,
     Stats,
     Status,
     _core,
@@ -49,9 +48,19 @@ from pacchettino._aio_wait import Glance, Waits, ended
 from pacchettino._aio_work import Run
 from pacchettino._job import Handling, Hook, Job, current, warn_of_drop
 from pacchettino._limits import next_look, wait_for_room
-from pacchettino._queue import check_arguments, timeout_seconds
-from pacchettino._retry import ENDS, RetryDelay
-from pacchettino._telling import about, logger, tell_taken
+from pacchettino._queue import (
+    D,
+    DataHandler,
+    F,
+    FileHandler,
+    SetsDataHandler,
+    SetsFileHandler,
+    assignable,
+    check_arguments,
+    timeout_seconds,
+)
+from pacchettino._retry import NOT_GIVEN, RetryDelay, Verdict, ends_work
+from pacchettino._telling import about, is_a, logger, tell_taken
 from pacchettino._types import Duration, finite_seconds, whole_number
 from pacchettino._work import warn_if_children_are_ignored
 
@@ -60,10 +69,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncJob", "AsyncPacchettino"]
 
-DataHandler: TypeAlias = Callable[[str, bytes], Awaitable[Result | None] | Result | None]
-FileHandler: TypeAlias = Callable[[str, str, Path], Awaitable[Result | None] | Result | None]
-D = TypeVar("D", bound=DataHandler)
-F = TypeVar("F", bound=FileHandler)
 H = TypeVar("H", bound=Hook)
 T = TypeVar("T")
 
@@ -99,10 +104,10 @@ class AsyncPacchettino:
         *,
         durable: bool = False,
         crash_detection: CrashDetection = CrashDetection.LOCK_FILE,
-        retry_delay: RetryDelay = 0,
+        retry_delay: RetryDelay = NOT_GIVEN,
         fifo: bool = False,
         max_attempts: int | None = None,
-        retry_on: type[Exception] | tuple[type[Exception], ...] = (),
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         interrupted_attempts: int = 0,
         max_queued: int | None = None,
         min_free: int = 0,
@@ -176,7 +181,7 @@ class AsyncPacchettino:
         return self._queue.max_attempts
 
     @property
-    def retry_on(self) -> tuple[type[Exception], ...]:
+    def retry_on(self) -> tuple[type[BaseException], ...]:
         """Types of exceptions of a handler that mean "again"."""
         return self._queue.retry_on
 
@@ -235,19 +240,19 @@ class AsyncPacchettino:
 
     # Handling
 
+    @assignable[SetsDataHandler, DataHandler]
     def on_data_received(self, handler: D) -> D:
         """Set the handler of data jobs: `async def handler(id, data)`. Otherwise as `Pacchettino.on_data_received`.
 
         A plain function is run in a thread of its own.
         """
         _check_handler(handler, "(id, data)")
-        self._on_data = handler
         return handler
 
+    @assignable[SetsFileHandler, FileHandler]
     def on_file_received(self, handler: F) -> F:
         """Set the handler of file jobs: `async def handler(id, name, path)`. Otherwise as `on_data_received`."""
         _check_handler(handler, "(id, name, path)")
-        self._on_file = handler
         return handler
 
     def on_settled(self, hook: H) -> H:
@@ -409,18 +414,18 @@ class AsyncPacchettino:
             else:
                 in_thread = _in_a_thread_of_its_own(partial(handler, *arguments))
                 returned = await asyncio.wrap_future(in_thread)
-            if inspect.isawaitable(returned):
-                returned = await returned
+            if _is_awaitable(returned):
+                returned = await cast(Awaitable[object], returned)
             return partial(contextvars.copy_context().run, settle, returned, None)
         except BaseException as error:
             # A library raises CancelledError as well, where something was cancelled that the handler awaited.
-            is_cancelled = isinstance(error, asyncio.CancelledError) and task.cancelling() > cancelled
-            if not is_cancelled and not isinstance(error, ENDS):
+            is_cancelled = is_a(error, asyncio.CancelledError) and task.cancelling() > cancelled
+            if not is_cancelled and not ends_work(error):
                 return partial(contextvars.copy_context().run, settle, None, error)
             if in_thread is not None and not in_thread.done() and queue.interrupted_attempts:
                 # The function goes on in its thread. If its job was put back now, it would run twice at the same time.
                 in_thread.add_done_callback(partial(self._settle_left, handling, handler))
-            elif not isinstance(error, GeneratorExit):
+            elif not is_a(error, GeneratorExit):
                 await self._in_thread(partial(queue._interrupt, handling, error), is_sure=True)
             # Else the loop is gone, and nothing can be awaited: the claim is dropped, and interrupts its job.
             raise
@@ -505,7 +510,7 @@ class AsyncPacchettino:
         """Count the jobs that are scheduled, waiting, claimed, or in a state that this instance keeps."""
         return await self._in_thread(self._queue.count_all)
 
-    async def jobs(self, status: Status) -> AsyncIterator[JobInfo]:
+    async def jobs(self, status: Status | str) -> AsyncIterator[JobInfo]:
         """List the jobs that are in a state now, oldest first: `async for job in queue.jobs(Status.FAILED)`."""
         for job in await self._in_thread(partial(self._queue.jobs, status)):
             yield job
@@ -571,7 +576,7 @@ class AsyncPacchettino:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
     ) -> None:
         if kind is not GeneratorExit:  # nothing can be awaited then
             await self.close()
@@ -658,19 +663,19 @@ class AsyncPacchettino:
     def _settle(self, handling: Handling, handler: object, returned: object, error: BaseException | None) -> None:
         """Settle a job by what its handler returned or raised."""
         queue, claim = self._queue, handling[0]
-        verdict = queue._judge(claim, handler, returned) if error is None else queue._verdict_on(claim, error)
+        verdict = Verdict.of_return(handler, returned) if error is None else Verdict.of_error(error, queue.retry_on)
         queue._settle(handling, partial(queue._settle_by, claim, verdict))
 
     def _settle_left(self, handling: Handling, handler: object, done: Future[object]) -> None:
         """Settle the job of a function that has gone on in its thread after its task was cancelled."""
         error = done.exception()
-        returned = None if error else done.result()
-        if inspect.isawaitable(returned):
-            if inspect.iscoroutine(returned):
+        returned = None if error is not None else done.result()
+        if _is_awaitable(returned):
+            if type(returned) is types.CoroutineType:
                 returned.close()
             error = asyncio.CancelledError("there is no task any more that could await what the handler returned")
             self._queue._interrupt(handling, error)
-        elif isinstance(error, ENDS):
+        elif error is not None and ends_work(error):
             self._queue._interrupt(handling, error)
         else:
             self._settle(handling, handler, returned, error)
@@ -835,7 +840,7 @@ class AsyncJob:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
     ) -> bool:
         self._job._leave()
         if isinstance(error, GeneratorExit):  # nothing can be awaited then
@@ -966,6 +971,11 @@ def _in_a_thread_of_its_own(call: Callable[[], object]) -> Future[object]:
 
     threading.Thread(target=run, name="pacchettino handler", daemon=True).start()
     return done
+
+
+def _is_awaitable(value: object) -> bool:
+    """Return whether a value can be awaited, by its type: its `__class__` may raise."""
+    return issubclass(type(value), Awaitable) or (type(value) is types.GeneratorType and inspect.isawaitable(value))
 
 
 def _kinds(kind: object) -> tuple[bool, bool]:
