@@ -33,7 +33,7 @@ from helpers import (
     until,
 )
 from pacchettino import Job, Pacchettino, Status
-from pacchettino._command import parse
+from pacchettino._command import check, parse
 
 ROOT = Path(__file__).parent.parent
 SUBCOMMANDS = (
@@ -539,7 +539,10 @@ def test_to_look_at_a_queue_makes_none(tmp_path: Path, arguments: list[str]) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_queue_whose_directories_are_partly_missing_is_named_as_that(queue_dir: Path) -> None:
+def test_a_queue_whose_directories_are_partly_missing_is_named_as_that(
+    queue_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "SECOND_LOOK", 0.01)
     lay_down(queue_dir, {})
     for name in ("failed", "queued"):
         (queue_dir / name).rmdir()
@@ -632,6 +635,26 @@ def test_a_locale_without_the_letters_of_a_name(queue: Pacchettino, tmp_path: Pa
         assert (done.returncode, done.stderr) == (0, b"")
         assert b"\x1b" not in done.stdout
     run("show", queue.base_dir, "größe", env=env, status=1, error="there is no such job")
+
+
+def test_no_message_has_what_acts_in_a_terminal(queue: Pacchettino, tmp_path: Path) -> None:
+    odd, shown = "\x1b[2J\nforged", r"\x1b[2J\nforged"
+    for status, arguments in (
+        (2, ["status", tmp_path / odd]),
+        (1, ["show", queue.base_dir, odd]),
+        (1, ["cancel", queue.base_dir, odd]),
+        (1, ["send", queue.base_dir, tmp_path / odd]),
+        (2, ["ls", queue.base_dir, odd]),
+        (2, ["send", queue.base_dir, f"--odd{odd}"]),
+        (2, ["send", queue.base_dir, "--data", "a", "--delay", odd]),
+        (2, ["send", queue.base_dir, "--data", "a", f"--m={odd}"]),
+        (2, ["send", queue.base_dir, "--data", "a", f"--json={odd}"]),
+        (2, [odd]),
+        (2, ["work", queue.base_dir, "--", odd]),
+        (2, ["check", tmp_path / odd]),
+    ):
+        call(*arguments, status=status, error=shown)
+        assert "\x1b" not in call_main(*arguments)[2].decode()
 
 
 def test_help_has_examples_that_are_understood(

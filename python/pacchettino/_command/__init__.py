@@ -116,9 +116,16 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, width=columns() - 2, **more)
 
 
-def parsers(names: Iterable[str] = SUBCOMMANDS) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+class Parser(argparse.ArgumentParser):
+    """Quotes arguments safely in its messages: a pattern of the shell may have put any file name there."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(safe(message))
+
+
+def parsers(names: Iterable[str] = SUBCOMMANDS) -> tuple[Parser, dict[str, Parser]]:
     """Make the parser of the command, and those of these subcommands by their names."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="pacchettino",
         description="A job queue made of plain directories. Each subcommand takes one, DIR.",
         epilog="`pacchettino SUBCOMMAND --help` tells more, with examples.\n"
@@ -148,7 +155,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parsed, unknown = chosen.parse_known_intermixed_args(rest)
     if unknown:
         hint = "; a command goes after --" if name == "work" and command is None else ""
-        chosen.error(f"unrecognized arguments: {safe(' '.join(unknown))}{hint}")
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     parsed.command = command
     return parsed
 
