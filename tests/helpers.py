@@ -33,7 +33,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NoReturn
 
-import pytest
+if __name__ != "__main__":  # a peer, whose program this file is, would wait longer for it than for all the rest
+    import pytest
 
 if sys.platform == "win32":
     import _winapi

@@ -482,13 +482,15 @@ print("hung", hung)
 
 
 @pytest.mark.timeout(150)
+@pytest.mark.parametrize("forks", [100, pytest.param(400, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("detection", CrashDetection)
 def test_a_fork_while_other_threads_send_and_claim_never_hangs_and_loses_nothing(
-    queue_dir: Path, detection: CrashDetection
+    quick_dir: Path, detection: CrashDetection, forks: int
 ) -> None:
+    queue_dir = quick_dir / "queue"
     quiet = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
     ran = subprocess.run(
-        [sys.executable, *quiet, "-c", PROGRAM, queue_dir, detection.name, "400"],
+        [sys.executable, *quiet, "-c", PROGRAM, queue_dir, detection.name, str(forks)],
         capture_output=True,
         text=True,
         timeout=140,
@@ -497,7 +499,7 @@ def test_a_fork_while_other_threads_send_and_claim_never_hangs_and_loses_nothing
     assert (ran.returncode, ran.stderr) == (0, "")
     *ids, last = ran.stdout.splitlines()
     assert last == "hung 0"
-    assert len(set(ids)) == len(ids) > 400
+    assert len(set(ids)) == len(ids) > forks
     queue = Pacchettino(queue_dir)
     queue.on_data_received(lambda id, data: None)
     queue.receive()
