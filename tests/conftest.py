@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,24 @@ from pacchettino import Pacchettino
 pytest.register_assert_rewrite("scenarios", "syscalls")
 
 IS_POSIX = os.name == "posix"
+
+
+def use_default_signals() -> None:
+    """Handle all signals as Python does by default, whatever the parent of this process ignored or blocked.
+
+    A shell's background job ignores SIGINT, for example. What is ignored or blocked here would be so in each process
+    that a test starts.
+    """
+    if IS_POSIX:
+        ignored = dict.fromkeys((signal.SIGPIPE, signal.SIGXFSZ), signal.SIG_IGN)
+        by_python = {signal.SIGINT: signal.default_int_handler, **ignored}
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            if signal.getsignal(number) in (signal.SIG_IGN, signal.SIG_DFL):
+                signal.signal(number, by_python.get(number, signal.SIG_DFL))  # type: ignore[call-overload]
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+use_default_signals()
 
 # What a test may need of the system: `@pytest.mark.needs("fork")`.
 NEEDS = {
