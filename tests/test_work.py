@@ -808,28 +808,129 @@ def test_who_forgets_to_guard_the_main_module_is_told(queue: Pacchettino, queue_
 # Other people's signals
 
 
-@pytest.mark.parametrize("how", ["{'drain': True}", "{'threads': 2, 'drain': True}"])
-def test_the_handlers_of_others_are_restored(queue: Pacchettino, how: str) -> None:
-    def theirs(number: int, _: object) -> None:
-        taken.append(number)
-
-    taken: list[int] = []
-    during: list[object] = []
-    queue.on_data_received(lambda id, data: during.append(signal.getsignal(signal.SIGTERM)))
-    before = signal.signal(signal.SIGTERM, theirs), signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def dispositions(sigterm: Any, sigint: Any) -> Iterator[None]:
+    """Set what this process does with two signals, and restore it."""
+    before = signal.signal(signal.SIGTERM, sigterm), signal.signal(signal.SIGINT, sigint)
     try:
-        for _ in range(2):
-            queue.send_data("one")
-            assert queue.work(**eval(how)) == 1
-            assert signal.getsignal(signal.SIGTERM) == theirs
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        assert theirs not in during
-        assert len(during) == 2
-        signal.raise_signal(signal.SIGTERM)
-        assert taken == [signal.SIGTERM]
+        yield
     finally:
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGINT, before[1])
+
+
+def signal_handlers_in_a_handler(queue: Pacchettino, how: dict[str, Any]) -> tuple[Any, Any]:
+    """Handle a job; return what was set for SIGTERM and SIGINT meanwhile. All is as before when `work` returns."""
+    during: list[tuple[Any, Any]] = []
+    queue.on_data_received(lambda id, data: during.append(handlers()))
+
+    def handlers() -> tuple[Any, Any]:
+        return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    before = handlers()
+    queue.send_data("one")
+    assert queue.work(drain=True, **how) == 1
+    assert handlers() == before
+    return during[0]
+
+
+@pytest.mark.parametrize("how", [{}, {"threads": 2}, {"grace": 1000}])
+def test_default_signal_handlers_are_replaced_and_restored(queue: Pacchettino, how: dict[str, Any]) -> None:
+    with dispositions(signal.SIG_DFL, signal.default_int_handler):
+        sigterm, sigint = signal_handlers_in_a_handler(queue, how)
+    assert signal.SIG_DFL not in (sigterm, sigint)
+    assert sigint not in (signal.default_int_handler, None)
+    assert sigterm is not None
+
+
+@pytest.mark.parametrize("how", [{}, {"threads": 2}, {"grace": 1000}])
+def test_signal_handlers_of_the_application_stay(queue: Pacchettino, how: dict[str, Any]) -> None:
+    def theirs(number: int, _: object) -> None:
+        pass
+
+    with dispositions(theirs, signal.SIG_IGN):
+        assert signal_handlers_in_a_handler(queue, how) == (theirs, signal.SIG_IGN)
+    with dispositions(signal.SIG_IGN, theirs):
+        assert signal_handlers_in_a_handler(queue, how) == (signal.SIG_IGN, theirs)
+
+
+@pytest.mark.parametrize("how", [{}, {"threads": 2}, {"grace": 1000}])
+def test_without_signals_default_signal_handlers_stay_too(queue: Pacchettino, how: dict[str, Any]) -> None:
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    with dispositions(*defaults):
+        assert signal_handlers_in_a_handler(queue, {"signals": False, **how}) == defaults
+
+
+@pytest.mark.parametrize("how", ["{}", "{'processes': 2}"])
+def test_an_application_stops_work_by_its_own_signal_handler(queue: Pacchettino, queue_dir: Path, how: str) -> None:
+    queue.send_data("wait one")
+    main = "signal.signal(signal.SIGTERM, lambda *_: queue.stop())\n"
+    with worker(queue_dir, how, main=guarded(main)) as work:
+        work.hear(*runs(how), "began wait one")
+        work.signal(signal.SIGTERM)
+        work.hear(*stops(how))
+        work.signal(signal.SIGTERM)  # leaves nothing: it is not for `work`
+        work.open_gate()
+        assert work.end() == (0, "ended wait one\nreturned 1\n", "")
+
+
+@pytest.mark.parametrize("how", ["{}", "{'processes': 2}"])
+def test_without_signals_a_program_ends_as_it_does_by_default(queue: Pacchettino, queue_dir: Path, how: str) -> None:
+    id = queue.send_data("wait one")
+    with worker(queue_dir, options(how, signals=False)) as work:
+        work.hear(*runs(how), "began wait one")
+        work.signal(signal.SIGTERM)
+        if has_children(how):  # they find that their parent died, and finish
+            work.hear("stops", "stops")
+            work.open_gate()
+        code, _, errors = work.end()
+    assert (code, errors) == (-signal.SIGTERM, "")
+    if not has_children(how):
+        queue.requeue_all()
+        assert [attempt.ended for attempt in queue.history(id)] == ["interrupted", "requeued"]
+    else:
+        until(lambda: queue.status(id) is Status.SUCCESS)
+
+
+NESTED = """
+    inner = Pacchettino(base + ".inner")
+    inner.on_data_received(handle)
+
+
+    @queue.on_data_received
+    def handle(id, data):
+        say("inner returned", inner.work(drain=True))
+"""
+
+
+def test_a_signal_stops_both_where_a_handler_calls_work(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_many(["one", "two"])
+    inner = Pacchettino(f"{queue_dir}.inner")
+    inner.send_many(["wait one", "wait two"])
+    with worker(queue_dir, program=NESTED) as work:
+        work.hear("began wait")
+        work.signal(signal.SIGTERM)
+        work.hear("stops", "stops")
+        work.open_gate()
+        code, output, errors = work.end()
+    assert (code, errors) == (0, "")
+    assert output.splitlines()[1:] == ["inner returned 1", "returned 1"]
+    assert (inner.count_queued(), queue.count_queued()) == (1, 1)
+    assert (inner.count_successful(), queue.count_successful()) == (1, 1)
+
+
+def test_a_second_signal_interrupts_both_where_a_handler_calls_work(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_data("one")
+    inner = Pacchettino(f"{queue_dir}.inner")
+    inner.send_data("wait one")
+    with worker(queue_dir, program=NESTED) as work:
+        work.hear("began wait one")
+        work.signal(signal.SIGTERM)
+        work.hear("stops", "stops")
+        work.signal(signal.SIGINT)
+        code, output, _ = work.end()
+    assert (code, output) == (143, "")
+    assert (inner.count_interrupted(), queue.count_interrupted()) == (1, 1)
 
 
 def test_what_is_ignored_stays_ignored(queue: Pacchettino, queue_dir: Path) -> None:

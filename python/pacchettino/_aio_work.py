@@ -153,7 +153,7 @@ def _connect(run: Run) -> None:
     if _signals is None or os.getpid() != _process:
         _signalled.clear()  # in a forked child they are copies
         _process = os.getpid()
-        _signals = Signals(_hand_on, only_default=True)
+        _signals = Signals(_hand_on)
     _signals.take()  # also for a second run: the application may have given up its own handlers since the first
     _signalled.add(run)
 

@@ -152,10 +152,11 @@ class Children(Work):
         *,
         drain: bool,
         grace: float | None,
+        signals: bool,
         max_jobs: int | None,
         job_timeout: float | None,
     ) -> None:
-        super().__init__(queue, grace)
+        super().__init__(queue, grace, signals)
         self.handled = 0
         handlers = queue._on_data, queue._on_file, queue._on_claim, queue._hooks
         _check_importable(queue, handlers)
@@ -347,7 +348,7 @@ def _serve(
                 pass
         work.stop()
 
-    with Signals(stop_on):
+    with Signals(stop_on, is_worker=True):
         _let_signals_in()
         line.send(("ready", queue._core.owner()))
         threading.Thread(target=obey, name="pacchettino-parent", daemon=True).start()

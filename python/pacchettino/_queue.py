@@ -435,13 +435,16 @@ class Pacchettino:
         grace: Duration | None = None,
         max_jobs: int | None = None,
         job_timeout: Duration | None = None,
+        signals: bool = True,
     ) -> int:
         """Handle jobs until SIGTERM, SIGINT (Ctrl-C) or `stop`. Returns how many were handled.
 
-        Each stops it in order: the jobs in hand are finished, no other is taken. A second signal, or the end of
-        `grace`, leaves them, and they are interrupted. Signals are taken only where it runs in the main thread, and
-        those that were ignored stay so; the handlers of others are back in place when it returns. A job that is tried
-        again is counted again.
+        Each of these stops it in order: the jobs in progress are finished, and no other job is claimed. A second
+        signal, or the end of `grace`, interrupts them. A job that is retried is counted again.
+
+        Signals stop it only if it runs in the main thread, and only those that have the default handler of Python or of
+        the system. If the application has set a handler of its own, or ignores the signal, that stays so; such a
+        handler calls `stop`. If a handler of a job calls `work` for another queue, a signal stops both.
 
         With one thread and one process the handlers run in the calling thread. More threads are of this process; those
         that are left go on until their handlers return or the process ends. More processes are new ones (of the kind
@@ -465,6 +468,7 @@ class Pacchettino:
             job_timeout: How long a handler may take; the process of one that takes longer is killed, and its job
                 interrupted, with that reason. With either of these two the handlers run in a child process, also if it
                 is only one.
+            signals: Whether signals stop it. With `False` it changes no signal handler.
 
         Raises:
             TypeError: There are to be child processes, and a handler, hook or `retry_delay` can't be imported by them.
@@ -484,7 +488,7 @@ class Pacchettino:
             raise ValueError("job_timeout kills the process of a job, so it needs threads=1; use more processes")
         self._handled_kinds()
         if processes == 1 and max_jobs is None and longest is None:
-            here = Threads(self, threads, drain=bool(drain), grace=patience)
+            here = Threads(self, threads, drain=bool(drain), grace=patience, signals=signals)
             here.run()
             self._tell_if_paused(drain)
             return int(sum(here.counts[1:]))
@@ -497,6 +501,7 @@ class Pacchettino:
             processes,
             drain=bool(drain),
             grace=patience,
+            signals=signals,
             max_jobs=max_jobs,
             job_timeout=longest,
         )

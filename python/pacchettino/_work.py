@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -40,13 +40,15 @@ LAST_SECONDS = 5
 class Signals:
     """SIGINT and SIGTERM, taken for a while: `handle` is called with the number of each that this process gets.
 
-    What is ignored stays so. Where that can't be, since it is not the main thread, none is taken. With `only_default`
-    the application's own handlers stay as well.
+    An ignored signal stays ignored, and a handler that the application has set stays in place. In a worker process,
+    which has no other purpose, `is_worker` replaces also such a handler. If another `Signals` has a signal already,
+    since a handler of one `work` calls another `work`, both get it. Only the main thread can take signals; in any other
+    thread none is taken.
     """
 
-    def __init__(self, handle: Callable[[int], None], *, only_default: bool = False) -> None:
+    def __init__(self, handle: Callable[[int], None], *, is_worker: bool = False) -> None:
         self._handle: Callable[[int], None] | None = handle
-        self._only_default = only_default
+        self._is_worker = is_worker
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
 
@@ -65,7 +67,9 @@ class Signals:
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.getsignal(number)
-            if before not in (signal.SIG_IGN, None, self._take) and (is_default(before) or not self._only_default):
+            if before in (signal.SIG_IGN, None, self._take):
+                continue
+            if self._is_worker or _is_default(before) or _owner(before) is not None:
                 self._before[number] = before
                 signal.signal(number, self._take)
 
@@ -76,15 +80,21 @@ class Signals:
                 signal.signal(number, before)
 
     def _take(self, number: int, _: FrameType | None) -> None:
+        before = self._before[number]
         if self._handle is None or os.getpid() != self._pid:
             # A handler forked, and this is its child, which ends by a signal as it would anywhere else.
-            signal.signal(number, self._before[number])
+            signal.signal(number, before)
             signal.raise_signal(number)
-        else:
+            return
+        try:
             self._handle(number)
+        finally:
+            outer = _owner(before)
+            if outer is not None and outer._handle is not None and outer._pid == self._pid:
+                outer._take(number, None)
 
 
-def is_default(handler: object) -> bool:
+def _is_default(handler: object) -> bool:
     """Return whether a signal's handler comes from the system or from Python, and not from the application.
 
     The handler that `asyncio.run` sets for SIGINT comes from Python: it cancels the main task.
@@ -93,6 +103,12 @@ def is_default(handler: object) -> bool:
     return handler in (signal.SIG_DFL, signal.default_int_handler) or (
         getattr(method, "__module__", None) == "asyncio.runners"
     )
+
+
+def _owner(handler: object) -> Signals | None:
+    """Return the `Signals` that has set this handler of a signal, if there is one."""
+    found = getattr(handler, "__self__", None)
+    return found if isinstance(found, Signals) else None
 
 
 def is_limit(error: BaseException) -> bool:
@@ -186,13 +202,14 @@ def warn_if_children_are_ignored() -> None:
 class Work:
     """One call of `Pacchettino.work`: how it is told to stop, and how it leaves."""
 
-    def __init__(self, queue: Pacchettino, grace: float | None) -> None:
+    def __init__(self, queue: Pacchettino, grace: float | None, signals: bool) -> None:
         self.queue = queue
         self.token = _core.Stop()
         self.ends = math.inf
         """Until when the jobs in hand may take."""
         self._grace = grace
         self._signals = Signals(self._on_signal)
+        self._takes_signals = signals
         self._signal: int | None = None
         self._has_left = False
 
@@ -211,7 +228,7 @@ class Work:
         """Work until stopped."""
         self.queue._works.add(self)
         try:
-            with self._signals:
+            with self._signals if self._takes_signals else nullcontext():
                 if self.queue._core.is_stopped:
                     self.stop()
                 self._run()
@@ -264,10 +281,11 @@ class Threads(Work):
         *,
         drain: bool,
         grace: float | None = None,
+        signals: bool = True,
         max_jobs: int | None = None,
         counts: list[float] | Array[c_double] | None = None,
     ) -> None:
-        super().__init__(queue, grace)
+        super().__init__(queue, grace, signals)
         self.counts = [0.0] * (1 + threads) if counts is None else counts
         self._handled_before_empty = -1.0
         """How many jobs were handled before the last look that found none."""
