@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
@@ -35,6 +35,9 @@ pub enum Transfer {
 
 /// How much is copied before the caller is asked whether to go on.
 const COPY_PIECE: u64 = 64 << 20;
+
+/// How many stretches between holes are copied before the same.
+const MANY_STRETCHES: u64 = 1000;
 
 /// How many files of a batch are open and on their way to the disk. A flush of one covers what came before it in the
 /// filesystem's journal, so the more the better; the descriptors are the process's.
@@ -156,7 +159,7 @@ impl Publisher<'_> {
         // Something else may have come to its place.
         let copied = sys::stat_file(&source).at(|| path.into())?;
         check_regular(copied.kind, path)?;
-        self.copy(&source, &job, go_on)?;
+        self.copy(&source, copied.has_holes, &job, go_on)?;
         self.sync_target(&[id])?;
         if transfer == Transfer::Move {
             step!("publish: copied across");
@@ -177,23 +180,11 @@ impl Publisher<'_> {
         }
     }
 
-    fn copy(&self, source: &File, job: &Job, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
+    fn copy(&self, source: &File, has_holes: bool, job: &Job, go_on: &mut dyn FnMut() -> bool) -> Result<()> {
         let mut stopped = false;
         let draft = self.draft(job.id(), |file| {
-            // The standard library's copy is `copy_file_range(2)` or, where that can't, `sendfile(2)`: no byte passes
-            // through this process, and filesystems that can share blocks do.
-            loop {
-                match io::copy(&mut source.take(COPY_PIECE), file) {
-                    Ok(COPY_PIECE) => {}
-                    // A signal broke it off; both files are where it came to.
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    ended => return ended.map(drop),
-                }
-                if !go_on() {
-                    stopped = true;
-                    return Err(io::ErrorKind::Interrupted.into());
-                }
-            }
+            let mut copy = Copy { source, file, go_on, stopped: &mut stopped };
+            if has_holes { copy.data_alone() } else { copy.stretch(0, u64::MAX).map(drop) }
         });
         if stopped {
             return Err(Error::Stopped);
@@ -301,6 +292,84 @@ impl Drop for Draft<'_> {
             // If it stays, the next consumer deletes it once this process has ended.
             _ = self.tmp.remove_file(&self.name);
         }
+    }
+}
+
+/// A copy that is under way.
+struct Copy<'a> {
+    source: &'a File,
+    file: &'a mut File,
+    go_on: &'a mut dyn FnMut() -> bool,
+    /// Whether the caller did not want it to go on.
+    stopped: &'a mut bool,
+}
+
+impl Copy<'_> {
+    /// Copies from where both files are, at `start`, and says whether the source is as long as until `end`.
+    fn stretch(&mut self, start: u64, end: u64) -> io::Result<bool> {
+        let mut piece = COPY_PIECE.min(end - start);
+        loop {
+            // The standard library's copy is `copy_file_range(2)` or, where that can't, `sendfile(2)`: no byte passes
+            // through this process, and filesystems that can share blocks do.
+            match io::copy(&mut self.source.take(piece), self.file) {
+                Ok(copied) if copied < piece => return Ok(false),
+                // After a signal that broke it off, both files are where it came to.
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+            if end < u64::MAX {
+                piece = COPY_PIECE.min(end.saturating_sub(self.source.stream_position()?));
+                if piece == 0 {
+                    return Ok(true);
+                }
+            }
+            self.ask()?;
+        }
+    }
+
+    /// Asks the caller whether to go on.
+    fn ask(&mut self) -> io::Result<()> {
+        if (self.go_on)() {
+            return Ok(());
+        }
+        *self.stopped = true;
+        Err(io::ErrorKind::Interrupted.into())
+    }
+
+    /// Copies what there is between the holes, and leaves the holes out. The source may grow or shrink meanwhile: what was
+    /// appended belongs to the copy, and what was cut off before it was reached does not.
+    fn data_alone(&mut self) -> io::Result<()> {
+        let mut end = 0;
+        for count in 1_u64.. {
+            let length = self.length()?;
+            let Some(data) = sys::next_data(self.source, end)? else {
+                step!("publish: found no more data");
+                match self.length()? {
+                    longer if longer > length => continue,
+                    length => return self.end_with_hole(end, length),
+                }
+            };
+            step!("publish: found data");
+            self.source.seek(SeekFrom::Start(data.start))?;
+            self.file.seek(SeekFrom::Start(data.start))?;
+            if !self.stretch(data.start, data.end)? {
+                let length = self.length()?.min(data.start);
+                return self.end_with_hole(end, length);
+            }
+            end = data.end;
+            if count.is_multiple_of(MANY_STRETCHES) {
+                self.ask()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.source.metadata()?.len())
+    }
+
+    fn end_with_hole(&self, end: u64, length: u64) -> io::Result<()> {
+        if length > end { self.file.set_len(length) } else { Ok(()) }
     }
 }
 

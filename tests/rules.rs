@@ -1448,6 +1448,60 @@ fn a_link_in_place_of_a_file_that_is_moved_across_filesystems_is_not_followed() 
     assert_eq!(fs::read_link(&source).unwrap(), outside.path("raw"));
 }
 
+/// Sends a sparse file, to which something is done at that place, and gives what arrived.
+#[cfg(target_os = "linux")]
+fn sent_sparse(place: &'static str, change: impl Fn(&fs::File) + Send + Sync + 'static) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+
+    let world = World::new();
+    let source = world.path("sparse");
+    let file = fs::File::options().write(true).create_new(true).open(&source).unwrap();
+    file.write_all_at(b"first", 0).unwrap();
+    file.write_all_at(b"second", 1 << 20).unwrap();
+    file.set_len(2 << 20).unwrap();
+    let once = std::sync::Once::new();
+    fail::cfg_callback(place, move || once.call_once(|| change(&file))).unwrap();
+    world.queue.send_file(&source, None, Transfer::Copy, None, || true).unwrap();
+    let [sent] = <[String; 1]>::try_from(world.names("queued")).unwrap();
+    fs::read(world.path("queued").join(sent)).unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn of_a_sparse_file_that_grows_while_it_is_copied_all_arrives() {
+    use std::os::unix::fs::FileExt;
+
+    for place in ["publish: copies", "publish: found data", "publish: found no more data"] {
+        let sent = sent_sparse(place, |file| file.write_all_at(b"appended", 3 << 20).unwrap());
+        assert_eq!(sent.len(), (3 << 20) + 8, "{place}");
+        assert_eq!(
+            (&sent[..5], &sent[1 << 20..(1 << 20) + 6], &sent[3 << 20..]),
+            (&b"first"[..], &b"second"[..], &b"appended"[..])
+        );
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn of_a_sparse_file_that_is_cut_while_it_is_copied_nothing_arrives_that_was_never_there() {
+    let second = (1 << 20) + 3;
+    // At the first data nothing was copied yet, at the end of it all was.
+    for (place, length, arrives) in [
+        ("publish: copies", second, second),
+        ("publish: found data", second, second),
+        ("publish: found data", 1 << 19, 1 << 19),
+        ("publish: found data", 3, 3),
+        ("publish: found no more data", 3 << 19, 3 << 19),
+    ] {
+        let sent = sent_sparse(place, move |file| file.set_len(length as u64).unwrap());
+        assert_eq!(sent.len(), arrives, "{place}, {length}");
+        let mut whole = vec![0; 2 << 20];
+        whole[..5].copy_from_slice(b"first");
+        whole[1 << 20..(1 << 20) + 6].copy_from_slice(b"second");
+        assert!(sent == whole[..arrives], "{place}, {length}");
+    }
+}
+
 /// A job that nobody sent.
 fn world_job(number: u8) -> Job {
     Job::parse(OsStr::new(&format!("raw-01a227f2-b0d6-7000-826e-93b281bc7b{number:02x}"))).unwrap()

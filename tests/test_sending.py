@@ -3,9 +3,11 @@
 import array
 import errno
 import filecmp
+import itertools
 import math
 import os
 import re
+import shutil
 import socket
 import stat
 import sys
@@ -20,8 +22,10 @@ import pytest
 from conftest import find
 from helpers import odd_names
 from pacchettino import Pacchettino, SendError, Status
+from syscalls import Fate, Tell, needs_traps, trap
 
 STATES = {"queued", "scheduled", "processing", "success", "failed", "interrupted", "tmp", "owners"}
+SPARSE = 8 << 20
 ODD_NAMES = [
     "a",
     "-",
@@ -249,6 +253,97 @@ def test_a_file_of_any_size_is_copied_whole(queue: Pacchettino, queue_dir: Path,
             file.write(b"e")
     id = queue.send_file(source)
     assert filecmp.cmp(source, queue_dir / f"queued/fle-{id}-report.txt", shallow=False)
+
+
+def make_sparse(path: Path, stretches: list[tuple[int, int]], size: int = SPARSE) -> None:
+    with path.open("wb") as file:
+        for start, length in stretches:
+            file.seek(start)
+            file.write(os.urandom(length))
+        file.truncate(size)
+
+
+def stored(path: Path) -> int:
+    """Give how many bytes of a file are stored."""
+    return path.stat().st_blocks * 512
+
+
+@pytest.fixture
+def holes(tmp_path: Path) -> None:
+    make_sparse(tmp_path / "holes", [])
+    if stored(tmp_path / "holes") >= SPARSE:
+        pytest.skip("NOT TESTED: this filesystem has no holes")
+
+
+HOLES = {
+    "nothing else": [],
+    "at the end": [(0, 5000)],
+    "at the beginning": [(SPARSE - 5000, 5000)],
+    "in between": [(0, 1), (SPARSE // 2, 70_000), (SPARSE - 1, 1)],
+    "many": [(number << 17, 1) for number in range(SPARSE >> 17)],
+}
+
+
+@pytest.mark.parametrize("stretches", HOLES.values(), ids=HOLES)
+@pytest.mark.parametrize("way", ["copied", "durable", "moved across filesystems"])
+@pytest.mark.usefixtures("holes")
+def test_a_sparse_file_keeps_its_holes(
+    queue: Pacchettino, queue_dir: Path, request: pytest.FixtureRequest, way: str, stretches: list[tuple[int, int]]
+) -> None:
+    moved = way.startswith("moved")
+    home: Path = request.getfixturevalue("other_filesystem" if moved else "tmp_path")
+    source, before = home / "sparse", home / "before"
+    make_sparse(source, stretches)
+    shutil.copyfile(source, before)
+    queue.durable = way == "durable"
+    queue.send_file(source, copy=not moved)
+    (sent,) = (queue_dir / "queued").iterdir()
+    assert filecmp.cmp(sent, before, shallow=False)
+    assert stored(sent) <= len(stretches) * (64 << 10) < SPARSE
+    assert source.exists() == (not moved)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="NOT TESTED: there is no /sys")
+def test_a_file_that_is_shorter_than_it_says_gets_no_hole(queue: Pacchettino, queue_dir: Path) -> None:
+    source = Path("/sys/kernel/uevent_seqnum")
+    assert stored(source) < len(source.read_bytes()) < source.stat().st_size
+    queue.send_file(source)
+    (sent,) = (queue_dir / "queued").iterdir()
+    assert sent.read_bytes() == source.read_bytes()
+
+
+@needs_traps
+@pytest.mark.parametrize("error", ["EINVAL", "EOPNOTSUPP", "ENOSYS", "EIO"])
+@pytest.mark.parametrize("which", [1, 2, 6], ids=["data", "hole", "next data"])
+@pytest.mark.usefixtures("holes")
+def test_a_filesystem_that_does_not_tell_of_holes_has_its_files_copied_whole(
+    queue_dir: Path, tmp_path: Path, error: str, which: int
+) -> None:
+    source = tmp_path / "sparse"
+    make_sparse(source, [(0, 5000), (1 << 20, 5000)], 2 << 20)
+    sought = itertools.count(1)
+
+    def program(tell: Tell) -> Iterator[None]:
+        queue = Pacchettino(queue_dir)
+        yield
+        try:
+            queue.send_file(source)
+        except OSError as raised:
+            tell(raised.errno)
+        yield
+
+    def decide(number: int, call: str) -> Fate | None:
+        return Fate(getattr(errno, error)) if call == "lseek" and next(sought) == which else None
+
+    raised: list[int] = []
+    assert "lseek" in trap(program, decide, raised.append)
+    sent = list((queue_dir / "queued").iterdir())
+    if error == "EIO":
+        assert (raised, sent, list((queue_dir / "tmp").iterdir())) == ([errno.EIO], [], [])
+    else:
+        assert raised == []
+        assert which == 6 or stored(sent[0]) >= 2 << 20
+        assert filecmp.cmp(*sent, source, shallow=False)
 
 
 @pytest.mark.skipif(not Path("/proc/version").is_file(), reason="NOT TESTED: there is no /proc")

@@ -38,6 +38,8 @@ pub(crate) struct Stat {
     pub kind: FileKind,
     /// In bytes.
     pub length: u64,
+    /// Whether less of it is stored than it is long: it may have holes.
+    pub has_holes: bool,
     /// When its content last changed; of a directory, its names.
     pub modified: SystemTime,
     /// When its inode last changed, a rename included: the only time that is not the sender's.
@@ -151,6 +153,13 @@ impl Dir {
     pub(crate) fn mount(&self) -> Option<u64> {
         None
     }
+}
+
+/// Elsewhere a file does not tell where it has data.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "freebsd", target_vendor = "apple")))]
+#[allow(clippy::unnecessary_wraps, reason = "elsewhere it is asked")]
+pub(crate) fn next_data(_file: &std::fs::File, from: u64) -> io::Result<Option<std::ops::Range<u64>>> {
+    Ok(Some(from..u64::MAX))
 }
 
 /// Elsewhere each file is flushed by itself, all at once.

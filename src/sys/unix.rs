@@ -326,6 +326,25 @@ pub(crate) fn open_source(path: &Path, link: Link) -> io::Result<File> {
     open(AT_FDCWD, path, flags | OFlag::O_RDONLY)
 }
 
+/// Where a file has data, from that position on; `None` where there is only a hole left, or nothing. All that there is where
+/// the filesystem does not tell. The file's own position is another one afterwards.
+#[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd", target_vendor = "apple"))]
+pub(crate) fn next_data(file: &File, from: u64) -> io::Result<Option<std::ops::Range<u64>>> {
+    use nix::unistd::{Whence, lseek};
+
+    let seek = |from: u64, whence| {
+        let from = from.try_into().map_err(|_| Errno::EOVERFLOW)?;
+        lseek(file, from, whence).map(i64::unsigned_abs)
+    };
+    let found = seek(from, Whence::SeekData).and_then(|start| Ok(start..seek(start, Whence::SeekHole)?));
+    match found {
+        Err(Errno::ENXIO) => Ok(None),
+        Ok(data) if data.start >= from && data.start < data.end => Ok(Some(data)),
+        Ok(_) | Err(Errno::EINVAL | Errno::ENOTSUP | Errno::ENOSYS) => Ok(Some(from..u64::MAX)),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Flushes a file of somebody else's to the disk.
 pub(crate) fn sync_source(path: &Path) -> io::Result<()> {
     sync(&open_source(path, Link::Refused)?)
@@ -484,9 +503,10 @@ fn stat_of(stat: &FileStat) -> Stat {
     let modified = time(stat.st_mtime, stat.st_mtime_nsec);
     let changed = time(stat.st_ctime, stat.st_ctime_nsec);
     let length = stat.st_size.try_into().unwrap_or_default();
+    let has_holes = stat.st_blocks < stat.st_size / 512; // in whole units of 512 bytes, whatever a block is
     #[allow(clippy::useless_conversion, reason = "narrower on some systems")]
     let permissions = Some(Permissions { mode: stat.st_mode.into(), group: stat.st_gid });
-    Stat { identity: identity_of(stat), kind, length, modified, changed, permissions }
+    Stat { identity: identity_of(stat), kind, length, has_holes, modified, changed, permissions }
 }
 
 /// A file's time. One before 1970 is nothing that this crate compares with.

@@ -344,6 +344,7 @@ pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
             identity: (0, 0),
             kind: FileKind::Other,
             length: 0,
+            has_holes: false,
             modified: never,
             changed: never,
             permissions: None,
@@ -355,6 +356,7 @@ pub(crate) fn stat_file(file: &File) -> io::Result<Stat> {
         identity: identity_of(&information),
         kind: kind_of(information.dwFileAttributes, reparse_tag(file)?.unwrap_or_default()),
         length: u64::from(information.nFileSizeHigh) << 32 | u64::from(information.nFileSizeLow),
+        has_holes: false, // where they are is not asked
         modified: time_of(basic.LastWriteTime),
         changed: time_of(basic.ChangeTime),
         permissions: None,
