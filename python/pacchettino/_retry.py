@@ -11,7 +11,7 @@ from logging import ERROR, WARNING
 from typing import Any, Final, TypeAlias
 
 from pacchettino import _core
-from pacchettino._telling import about, called, clean, format_traceback, is_a, logger, summarize, tried
+from pacchettino._telling import Raised, about, called, clean, format_traceback, is_a, logger, summarize, tried
 from pacchettino._types import Duration, Result, Status, finite_seconds, seconds, whole_number
 
 LONGEST_DELAY = 100 * 365.25 * 24 * 3600
@@ -110,7 +110,7 @@ class Verdict:
     traceback: str | None = None
     delay: Duration | None = None
     is_raised: bool = False
-    error: BaseException | None = None
+    error: Raised | None = None
     """What is logged with its traceback. It goes then: a cycle would keep the variables of the handler in memory."""
 
     @staticmethod
@@ -135,15 +135,17 @@ class Verdict:
     def of_error(error: BaseException, retry_on: tuple[type[BaseException], ...] = ()) -> Verdict:
         """Judge an attempt by what its handler raised."""
         if not is_a(error, Retry, Fail):
+            text, shown = format_traceback(error)
             if is_a(error, *retry_on):
-                return Verdict(Result.RETRY, summary(error), told_at_length(error), is_raised=True)
-            return Verdict(Result.FAILED, summary(error), told_at_length(error), is_raised=True, error=error)
+                return Verdict(Result.RETRY, summary(error), text, is_raised=True)
+            return Verdict(Result.FAILED, summary(error), text, is_raised=True, error=shown)
         verdict, raised = tried(partial(_as_it_says, error))
         if raised is None and verdict is not None:
             return verdict
         # A subclass may have anything for its delay and its reason.
         reason = f"{type(error).__name__} can't be understood" + ("" if raised is None else f": {summary(raised)}")
-        return Verdict(Result.FAILED, reason, told_at_length(error), is_raised=True, error=error)
+        text, shown = format_traceback(error)
+        return Verdict(Result.FAILED, reason, text, is_raised=True, error=shown)
 
 
 SUCCESS = Verdict(Result.SUCCESS)
@@ -231,7 +233,7 @@ def settle_and_log(
     level: int,
     text: str | None,
     *values: object,
-    exc_info: BaseException | None = None,
+    exc_info: Raised | None = None,
 ) -> None:
     """Settle a job, then log that, if there is something to say and it was not settled before.
 
@@ -276,7 +278,7 @@ def summary(error: BaseException) -> str:
 
 def told_at_length(error: BaseException) -> str | None:
     """Return an exception with its traceback, unless it came from outside, and the traceback would tell nothing."""
-    return None if is_a(error, Left) else format_traceback(error)
+    return None if is_a(error, Left) else format_traceback(error)[0]
 
 
 def name_of(function: object) -> str:

@@ -22,6 +22,9 @@ LENGTH_OF_ID = 36
 
 Fields: TypeAlias = Mapping[str, object]
 
+Raised: TypeAlias = BaseException | str
+"""What a record shows with its traceback: an exception, or the text of one that no handler of records could format."""
+
 NO_FIELDS: Fields = {
     "pacchettino_id": None,
     "pacchettino_attempt": None,
@@ -90,24 +93,16 @@ class Log:
         """Log what somebody should know."""
         self.log(logging.WARNING, text, *values, extra=extra)
 
-    def error(
-        self, text: str, *values: object, extra: Fields = NO_FIELDS, exc_info: BaseException | None = None
-    ) -> None:
+    def error(self, text: str, *values: object, extra: Fields = NO_FIELDS, exc_info: Raised | None = None) -> None:
         """Log what went wrong."""
         self.log(logging.ERROR, text, *values, extra=extra, exc_info=exc_info)
 
     def log(
-        self,
-        level: int,
-        text: str,
-        *values: object,
-        extra: Fields = NO_FIELDS,
-        exc_info: BaseException | None = None,
+        self, level: int, text: str, *values: object, extra: Fields = NO_FIELDS, exc_info: Raised | None = None
     ) -> None:
-        """Log at that level, with the exception if there is one."""
-        if exc_info is not None and tried(partial(traceback.format_exception, exc_info))[1] is not None:
-            # No handler could format it.
-            text, values, exc_info = f"{text}\n%s", (*values, format_traceback(exc_info)), None
+        """Log at that level, with what was raised if there is something."""
+        if isinstance(exc_info, str):
+            text, values, exc_info = f"{text}\n%s", (*values, exc_info), None
         fields = {**NO_FIELDS, **extra}
         log = partial(self._logger.log, exc_info=exc_info, extra=fields, stacklevel=5)
         _, raised = tried(lambda: log(level, text, *values))
@@ -122,10 +117,13 @@ def summarize(error: BaseException) -> str:
     return clean("".join(lines or [_described(error, raised)]).strip())
 
 
-def format_traceback(error: BaseException) -> str:
-    """Return an exception with its traceback, also one whose own code raises when it is formatted."""
+def format_traceback(error: BaseException) -> tuple[str, Raised]:
+    """Return an exception with its traceback, also one whose own code raises, and what the log shows of it."""
     lines, raised = tried(partial(traceback.format_exception, error))
-    return clean("".join(lines or [*traceback.format_tb(traceback_of(error)), _described(error, raised)]))
+    if lines is not None:
+        return clean("".join(lines)), error
+    text = clean("".join([*traceback.format_tb(traceback_of(error)), _described(error, raised)]))
+    return text, text
 
 
 def _described(error: BaseException, raised: BaseException | None) -> str:
@@ -191,4 +189,5 @@ def tell_settled(job: Job, hooks: Iterable[Hook]) -> None:
     for hook in hooks:
         _, raised = tried(partial(hook, job, outcome, seconds))
         if raised is not None:
-            logger.error("job %s: a hook of on_settled raised", claim.id, extra=about(claim), exc_info=raised)
+            _, shown = format_traceback(raised)
+            logger.error("job %s: a hook of on_settled raised", claim.id, extra=about(claim), exc_info=shown)
