@@ -33,9 +33,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NoReturn
 
-if __name__ != "__main__":  # a peer, whose program this file is, would wait longer for it than for all the rest
-    import pytest
-
 if sys.platform == "win32":
     import _winapi
     import msvcrt
@@ -103,6 +100,8 @@ def lay_down(base: Path, files: dict[bytes, bytes]) -> None:
 
 def odd_names(*names: str | bytes) -> list[Any]:
     """Give names as parameters of a test; those that Windows can't have are not tested there."""
+    import pytest  # not above: it takes most of the time in which a peer starts
+
     return [
         pytest.param(name, marks=pytest.mark.needs("names of any bytes") if _needs_posix(name) else ())
         for name in names
@@ -282,6 +281,8 @@ def _clock_library() -> Path:
     try:
         subprocess.run(build, check=True, capture_output=True, text=True)
     except FileNotFoundError:
+        import pytest
+
         pytest.skip("NOT TESTED: a clock that can be set needs a C compiler")
     return library
 
