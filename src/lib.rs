@@ -88,4 +88,4 @@ pub use publish::Transfer;
 pub use queue::{Consumer, Glance, JobInfo, Jobs, Queue};
 pub use shared::release_all;
 pub use stats::{HeldJob, Stats, Survey};
-pub use wait::Listener;
+pub use wait::{Listener, shorten_waits};

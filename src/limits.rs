@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::wait::{locked, rest_after};
+use crate::wait::{locked, rest_after, shortened};
 
 /// What part of the limit, or of the room on the disk, may be used before it is measured again.
 const SHARE: u64 = 16;
@@ -106,7 +106,7 @@ impl Room {
     pub(crate) fn take_bytes(&self, bytes: u64, min_free: u64, measure: impl FnOnce() -> Result<u64>) -> Result<()> {
         let mut known = locked(&self.bytes);
         let is_good = known.as_ref().is_some_and(|known| {
-            known.at.elapsed() < GOOD_FOR
+            known.at.elapsed() < shortened(GOOD_FOR)
                 && known.sent.saturating_add(bytes) <= known.free.saturating_sub(min_free) / SHARE
         });
         if !is_good {

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use crate::error::{At, Result};
 use crate::layout::{self, Layout};
 use crate::sys;
-use crate::wait::locked;
+use crate::wait::{locked, shortened};
 
 /// For how long a queue that was not paused is taken for one that is not.
 const LAG: Duration = Duration::from_secs(1);
 
-/// [`LAG`], which a test can switch off.
+/// [`LAG`], which a test can shorten or switch off.
 fn lag() -> Duration {
     #[cfg(feature = "failpoints")]
     fail::fail_point!("pause: no lag", |_| Duration::ZERO);
-    LAG
+    shortened(LAG)
 }
 
 /// What this process knows of it.

@@ -28,7 +28,7 @@ use crate::recover;
 use crate::shared::Shared;
 use crate::stats::{Stats, Survey, stats, survey};
 use crate::sys;
-use crate::wait::{Listener, locked};
+use crate::wait::{Listener, locked, shortened};
 
 /// How often who waits looks whether there is work, where the kernel does not tell.
 const POLL: Duration = Duration::from_millis(50);
@@ -36,11 +36,16 @@ const POLL: Duration = Duration::from_millis(50);
 /// How often who waits looks all the same: for the jobs of the dead, and for what the kernel did not tell.
 const SLOW_POLL: Duration = Duration::from_secs(1);
 
-/// [`SLOW_POLL`], which a test can switch off.
+/// [`SLOW_POLL`], which a test can shorten.
 fn slow_poll() -> Duration {
+    shortened(SLOW_POLL)
+}
+
+/// The same for who is woken by the kernel, which a test can switch off.
+fn slow_poll_beside_events() -> Duration {
     #[cfg(feature = "failpoints")]
     fail::fail_point!("wait: no slow poll", |_| Duration::MAX);
-    SLOW_POLL
+    slow_poll()
 }
 
 /// How many looks in a row must find nothing before a job is said to be nowhere: it may move between two of them.
@@ -627,7 +632,7 @@ impl Queue {
             Ok(Look::Nothing(_)) if self.is_stopped() || self.closed.load(Ordering::Acquire) => return Ok(Turn::Over),
             Ok(Look::Nothing(nothing)) => {
                 *rest = POLL;
-                let poll = if nothing.watched { slow_poll() } else { POLL };
+                let poll = if nothing.watched { slow_poll_beside_events() } else { POLL };
                 let due = nothing.next_due.map_or(Duration::MAX, Due::remaining);
                 (Some(nothing), Deadline::after(poll.min(due)))
             }
@@ -636,7 +641,7 @@ impl Queue {
             Err(error) => {
                 self.tell_waiting(&error);
                 let until = Deadline::after(*rest);
-                *rest = SLOW_POLL.min(*rest * 2); // each look may cost more than one that finds nothing
+                *rest = slow_poll().min(*rest * 2); // each look may cost more than one that finds nothing
                 (None, until)
             }
         };
@@ -677,7 +682,7 @@ impl Queue {
             }
             if !cared {
                 cared = true;
-                let longest_ago = if waits { SLOW_POLL } else { Duration::ZERO };
+                let longest_ago = if waits { slow_poll() } else { Duration::ZERO };
                 if self.care(shared, longest_ago)? {
                     readings = shared.listing(order).readings;
                     continue;
@@ -1108,9 +1113,9 @@ impl Queue {
     /// The same for who always finds a job: now and then, and when one is due. What fails here keeps nobody from the jobs
     /// that can be claimed.
     fn care_in_passing(&self, shared: &Shared) {
-        if locked(&shared.care).is_wanted(SLOW_POLL) {
+        if locked(&shared.care).is_wanted(slow_poll()) {
             shared.remove_spares(); // this may take its time
-            if let Err(error) = self.care(shared, SLOW_POLL) {
+            if let Err(error) = self.care(shared, slow_poll()) {
                 shared.tell_failed(&error);
             }
         }

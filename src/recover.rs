@@ -19,7 +19,7 @@ use crate::owner;
 use crate::policy::{Fate, State};
 use crate::shared::{Histories, Schedule, Shared};
 use crate::sys::{self, Dir, FileKind, Reading};
-use crate::wait::rest_after;
+use crate::wait::{rest_after, shortened};
 
 /// How old an unfinished file of another program must be before a person is told.
 const FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
@@ -417,7 +417,7 @@ pub(crate) fn judge_unfinished(
 fn history_rest(look: Duration) -> Duration {
     #[cfg(feature = "failpoints")]
     fail::fail_point!("sweep: histories at once", |_| Duration::ZERO);
-    rest_after(look).max(Duration::from_secs(10))
+    rest_after(look).max(shortened(Duration::from_secs(10)))
 }
 
 /// How many jobs are looked for at a time.

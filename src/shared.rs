@@ -31,7 +31,7 @@ use crate::pause::Pause;
 use crate::policy::State;
 use crate::spare::Spares;
 use crate::sys::{self, Dir, Identity};
-use crate::wait::{Wait, locked, rest_after};
+use crate::wait::{Wait, locked, rest_after, shortened};
 
 /// The queues that this process has open, by the identity of `processing/`: a path through a symlink is the same queue.
 static OPEN: PerProcess<Mutex<HashMap<Identity, Weak<Shared>>>> = PerProcess::new(Mutex::default);
@@ -219,7 +219,7 @@ impl Shared {
     /// were open.
     pub(crate) fn was_at(&self, base: &Path) -> bool {
         let mut looked = locked(&self.looked);
-        if looked.is_none_or(|then| then.elapsed() >= Duration::from_secs(1)) {
+        if looked.is_none_or(|then| then.elapsed() >= shortened(Duration::from_secs(1))) {
             let layout = self.layout();
             if !layout.is_intact() || !layout.is_at(base) {
                 return false;

@@ -15,8 +15,9 @@
 //! after which it looks again.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -246,6 +247,19 @@ impl Default for Listener {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// By what [`shortened`] divides.
+static SHORTENED: AtomicU32 = AtomicU32::new(1);
+
+/// Divides the waits for what nobody reports, which take seconds, in this process and those that it forks. For tests.
+pub fn shorten_waits(times: NonZeroU32) {
+    SHORTENED.store(times.get(), Ordering::Relaxed);
+}
+
+/// Returns how long a wait takes that takes so long unless a test has shortened it.
+pub(crate) fn shortened(wait: Duration) -> Duration {
+    wait / SHORTENED.load(Ordering::Relaxed)
 }
 
 /// For how long a directory is left alone that took so long to read: who waits beside a million entries that change all the

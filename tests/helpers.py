@@ -691,7 +691,7 @@ class _Server:
     """The other side."""
 
     def __init__(self, connection: Connection) -> None:
-        import pacchettino
+        import pacchettino._core
 
         self._connection = connection
         self._names: dict[str, Any] = {
@@ -700,6 +700,7 @@ class _Server:
             "fork": self._fork,
             "lock_file": lock_file,
             "os": os,
+            "shorten_waits": pacchettino._core.shorten_waits,
             "signal": signal,
             "sys": sys,
             "threading": threading,

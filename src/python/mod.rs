@@ -21,7 +21,7 @@ mod core {
     #[pymodule_export]
     use super::job::{Claim, Jobs, Record, Row};
     #[pymodule_export]
-    use super::queue::{Consumer, Listener, Queue, Stop, sent_at};
+    use super::queue::{Consumer, Listener, Queue, Stop, sent_at, shorten_waits};
 
     #[pymodule_init]
     #[allow(clippy::unnecessary_wraps, reason = "PyO3 asks for a result")]

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -385,6 +386,12 @@ impl Stop {
     fn is_set(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
+}
+
+/// For tests.
+#[pyfunction]
+pub(super) fn shorten_waits(times: NonZeroU32) {
+    crate::shorten_waits(times);
 }
 
 /// When the job with this id was sent, in Unix milliseconds; `None` for what is no id.
