@@ -7,6 +7,7 @@ import os
 import random
 import select
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -19,10 +20,18 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
+from crowd import WAYS, receive_all, recover_until, run_together, send, work, work_until
 from helpers import DIRECTORIES, STATES, Ledger, entries, files, grow_old, lay_down, new_id
 from pacchettino import CrashDetection, KeepPolicy, Pacchettino, Result
 
 METHODS = ["fork", "spawn", "forkserver"]
+
+
+@pytest.fixture(autouse=True)
+def bare_main(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have processes that are spawned not import the test runner, which is this process's program."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
 
 
 def assert_each_once(base: Path, ledger: Ledger, ids: list[str]) -> None:
@@ -39,66 +48,6 @@ def assert_each_once(base: Path, ledger: Ledger, ids: list[str]) -> None:
         "interrupted": 0,
         "tmp": 0,
     }
-
-
-def receive_all(queue: Pacchettino) -> None:
-    """Handle jobs, a listing at a time, until there are none."""
-    while queue.receive():
-        pass
-
-
-def receive_each(queue: Pacchettino) -> None:
-    """Handle jobs one by one until there are none."""
-    while queue.receive_one():
-        pass
-
-
-def receive_each_in_order(queue: Pacchettino) -> None:
-    """Handle jobs one by one, oldest first, so that all want the same one, until there are none."""
-    while queue.receive_one(fifo=True):
-        pass
-
-
-WAYS = [receive_all, receive_each, receive_each_in_order]
-
-
-def run_together(threads: list[threading.Thread], patience: float = 60) -> None:
-    """Start threads, and see that all end."""
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience)
-        assert not thread.is_alive()
-
-
-def work(
-    base: Path,
-    ledger: Ledger,
-    way: int,
-    detection: CrashDetection,
-    threads: int,
-    shared: bool = True,
-    patience: float = 60,
-) -> None:
-    """Be a process of some threads that handle jobs until there are none; they share an instance or have their own."""
-
-    def instance() -> Pacchettino:
-        queue = Pacchettino(base, crash_detection=detection)
-        queue.on_data_received(lambda id, data: ledger.add(id))
-        return queue
-
-    queue = instance()
-    failures: list[BaseException] = []
-
-    def loop() -> None:
-        try:
-            WAYS[way](queue if shared else instance())
-        except BaseException as failure:
-            failures.append(failure)
-            raise
-
-    run_together([threading.Thread(target=loop) for _ in range(threads)], patience)
-    assert failures == []
 
 
 def end_all(processes: list[BaseProcess], patience: float) -> None:
@@ -137,11 +86,10 @@ def beside(processes: list[BaseProcess], over: Event) -> Iterator[None]:
 @pytest.mark.parametrize("detection", CrashDetection)
 @pytest.mark.parametrize("shared", [True, False], ids=["one instance", "an instance each"])
 @pytest.mark.parametrize("way", range(len(WAYS)), ids=[way.__name__ for way in WAYS])
-def test_threads_handle_each_job_once(
-    queue_dir: Path, tmp_path: Path, way: int, shared: bool, detection: CrashDetection
-) -> None:
-    ids = Pacchettino(queue_dir).send_many([b"payload"] * 400)
-    ledger = Ledger(tmp_path / "ledger")
+def test_threads_handle_each_job_once(quick_dir: Path, way: int, shared: bool, detection: CrashDetection) -> None:
+    queue_dir = quick_dir / "queue"
+    ids = Pacchettino(queue_dir).send_many([b"payload"] * 1_000)
+    ledger = Ledger(quick_dir / "ledger")
     work(queue_dir, ledger, way, detection, threads=8, shared=shared)
     assert_each_once(queue_dir, ledger, ids)
 
@@ -149,11 +97,18 @@ def test_threads_handle_each_job_once(
 @pytest.mark.parametrize("way", range(len(WAYS)), ids=[way.__name__ for way in WAYS])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.needs("appends that are whole")
-def test_processes_handle_each_job_once(queue_dir: Path, tmp_path: Path, method: str, way: int) -> None:
+def test_processes_handle_each_job_once(quick_dir: Path, method: str, way: int) -> None:
+    queue_dir = quick_dir / "queue"
     context = multiprocessing.get_context(method)
     ids = Pacchettino(queue_dir).send_many([b"payload"] * 400)
-    ledger = Ledger(tmp_path / "ledger")
-    run_all([context.Process(target=work, args=(queue_dir, ledger, way, d, 2)) for d in [*CrashDetection] * 2])
+    ledger = Ledger(quick_dir / "ledger")
+    start = context.Barrier(4)
+    run_all(
+        [
+            context.Process(target=work, args=(queue_dir, ledger, way, detection, 2), kwargs={"start": start})
+            for detection in [*CrashDetection] * 2
+        ]
+    )
     assert_each_once(queue_dir, ledger, ids)
 
 
@@ -162,10 +117,11 @@ def test_processes_of_every_kind_handle_each_job_once_together(queue_dir: Path, 
     ids = Pacchettino(queue_dir).send_many([b"payload"] * 1_500)
     ledger = Ledger(tmp_path / "ledger")
     kinds = [(method, detection) for method in METHODS for detection in CrashDetection]
+    start = multiprocessing.get_context("spawn").Barrier(len(kinds))
     run_all(
         [
             multiprocessing.get_context(method).Process(
-                target=work, args=(queue_dir, ledger, number % len(WAYS), detection, 2)
+                target=work, args=(queue_dir, ledger, number % len(WAYS), detection, 2), kwargs={"start": start}
             )
             for number, (method, detection) in enumerate(kinds)
         ]
@@ -173,40 +129,12 @@ def test_processes_of_every_kind_handle_each_job_once_together(queue_dir: Path, 
     assert_each_once(queue_dir, ledger, ids)
 
 
-def send(base: Path, ledger: Ledger, number: int) -> None:
-    """Be a process of two threads that send one by one and many at once."""
-    queue = Pacchettino(base)
-
-    def one_by_one() -> None:
-        for _ in range(number):
-            ledger.add(queue.send_data(b"payload", delay=0.0001))
-
-    def at_once() -> None:
-        for _ in range(number // 50):
-            ledger.add(*queue.send_many([b"payload"] * 50))
-
-    run_together([threading.Thread(target=one_by_one), threading.Thread(target=at_once)])
-
-
-def work_until(base: Path, ledger: Ledger, detection: CrashDetection, over: Event) -> None:
-    """Be a process of three threads that handle jobs until all have been sent and there are none."""
-    queue = Pacchettino(base, crash_detection=detection)
-    queue.on_data_received(lambda id, data: ledger.add(id))
-
-    def loop() -> None:
-        while True:
-            last = over.is_set()
-            if not queue.receive_one(timeout=0.05) and last:
-                return
-
-    run_together([threading.Thread(target=loop) for _ in range(3)])
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.needs("appends that are whole")
-def test_what_is_sent_while_others_handle_is_handled_once(queue_dir: Path, tmp_path: Path, method: str) -> None:
+def test_what_is_sent_while_others_handle_is_handled_once(quick_dir: Path, method: str) -> None:
+    queue_dir = quick_dir / "queue"
     context = multiprocessing.get_context(method)
-    sent, handled = Ledger(tmp_path / "sent"), Ledger(tmp_path / "handled")
+    sent, handled = Ledger(quick_dir / "sent"), Ledger(quick_dir / "handled")
     over = context.Event()
     consumers = [context.Process(target=work_until, args=(queue_dir, handled, d, over)) for d in CrashDetection]
     with beside(consumers, over):
@@ -216,28 +144,16 @@ def test_what_is_sent_while_others_handle_is_handled_once(queue_dir: Path, tmp_p
     assert_each_once(queue_dir, handled, ids)
 
 
-def recover_until(base: Path, over: Event) -> None:
-    """Be a process that recovers and lists in two threads, as fast as it can, and takes no job."""
-
-    def loop(queue: Pacchettino) -> None:
-        while not over.is_set():
-            assert queue.claim(kind="file") is None
-            queue.count_all()
-
-    run_together([threading.Thread(target=loop, args=(Pacchettino(base),)) for _ in range(2)])
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.needs("appends that are whole")
-def test_recovery_beside_the_living_takes_the_jobs_of_the_dead_and_no_others(
-    queue_dir: Path, tmp_path: Path, method: str
-) -> None:
+def test_recovery_beside_the_living_takes_the_jobs_of_the_dead_and_no_others(quick_dir: Path, method: str) -> None:
+    queue_dir = quick_dir / "queue"
     context = multiprocessing.get_context(method)
     ids = Pacchettino(queue_dir).send_many([b"payload"] * 1_200)
-    ledger = Ledger(tmp_path / "ledger")
+    ledger = Ledger(quick_dir / "ledger")
     over = context.Event()
     dead = [new_id() for _ in range(100)]
-    claims = tmp_path / "claims"
+    claims = quick_dir / "claims"
     for id in dead:
         (claims / f"raw-{id}.gone000000").mkdir(parents=True)
         (claims / f"raw-{id}.gone000000" / "raw").write_bytes(b"orphan")
@@ -257,10 +173,11 @@ def test_recovery_beside_the_living_takes_the_jobs_of_the_dead_and_no_others(
 
 @pytest.mark.parametrize("way", range(len(WAYS)), ids=[way.__name__ for way in WAYS])
 @pytest.mark.needs("appends that are whole")
-def test_jobs_that_come_back_at_once_are_handled_once_each_time(queue_dir: Path, tmp_path: Path, way: int) -> None:
+def test_jobs_that_come_back_at_once_are_handled_once_each_time(quick_dir: Path, way: int) -> None:
     """A thread that retries and one that reclaims the job meet under one name."""
+    queue_dir = quick_dir / "queue"
     ids = Pacchettino(queue_dir).send_many([b"payload"] * 30)
-    ledger = Ledger(tmp_path / "ledger")
+    ledger = Ledger(quick_dir / "ledger")
     left = Counter(dict.fromkeys(ids, 20))
     working: Counter[str] = Counter()
     lock = threading.Lock()
@@ -286,9 +203,10 @@ def test_jobs_that_come_back_at_once_are_handled_once_each_time(queue_dir: Path,
 
 
 @pytest.mark.needs("appends that are whole")
-def test_processes_made_by_multiprocessing_leave_no_lock_file(queue_dir: Path, tmp_path: Path) -> None:
+def test_processes_made_by_multiprocessing_leave_no_lock_file(quick_dir: Path) -> None:
+    queue_dir = quick_dir / "queue"
     ids = Pacchettino(queue_dir).send_many([b"payload"] * 100)
-    ledger = Ledger(tmp_path / "ledger")
+    ledger = Ledger(quick_dir / "ledger")
     lock_file = CrashDetection.LOCK_FILE
     run_all(
         [
@@ -305,17 +223,18 @@ def test_processes_made_by_multiprocessing_leave_no_lock_file(queue_dir: Path, t
 
 @pytest.mark.timeout(300)
 @pytest.mark.needs("fork")
-def test_eight_processes_of_four_threads_handle_a_hundred_thousand_jobs_once_each(quick_dir: Path) -> None:
+@pytest.mark.parametrize("many", [10_000, pytest.param(100_000, marks=pytest.mark.torture)])
+def test_eight_processes_of_four_threads_handle_a_crowd_of_jobs_once_each(quick_dir: Path, many: int) -> None:
     base = quick_dir / "queue"
     with Pacchettino(base, crash_detection=CrashDetection.PID) as queue:
-        ids = [id for _ in range(10) for id in queue.send_many([b"payload"] * 10_000)]
-        assert queue.count_queued() == len(set(ids)) == 100_000
+        ids = [id for _ in range(10) for id in queue.send_many([b"payload"] * (many // 10))]
+        assert queue.count_queued() == len(set(ids)) == many
         ledger = Ledger(quick_dir / "ledger")
         context = multiprocessing.get_context("spawn")
         arguments = (base, ledger, WAYS.index(receive_all), CrashDetection.LOCK_FILE, 4, True, 280)
         run_all([context.Process(target=work, args=arguments) for _ in range(8)], patience=280)
         assert_each_once(base, ledger, ids)
-        assert queue.count_successful() == queue.count_all() == 100_000
+        assert queue.count_successful() == queue.count_all() == many
         assert entries(base / "owners") == []
 
 
@@ -413,7 +332,8 @@ def places(base: Path) -> Counter[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.needs("fork")
-def test_two_hundred_kills_at_random_moments_lose_and_double_nothing(quick_dir: Path) -> None:
+@pytest.mark.parametrize("kills", [60, pytest.param(200, marks=pytest.mark.torture)])
+def test_kills_at_random_moments_lose_and_double_nothing(quick_dir: Path, kills: int) -> None:
     seed = int(os.environ.get("PACCHETTINO_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"PACCHETTINO_SEED={seed}")
     chance = random.Random(seed)
@@ -423,7 +343,7 @@ def test_two_hundred_kills_at_random_moments_lose_and_double_nothing(quick_dir: 
     seeds = iter(range(seed, seed + 1_000_000))
     victims = [Victim(base, ledger, next(seeds)) for _ in range(6)]
     try:
-        for _ in range(200):
+        for _ in range(kills):
             victim = victims.pop(chance.randrange(len(victims)))
             if chance.random() < 0.9:
                 victim.wait_until_ready()
@@ -437,7 +357,7 @@ def test_two_hundred_kills_at_random_moments_lose_and_double_nothing(quick_dir: 
     assert [path.read_text() for path in quick_dir.glob("failed *")] == []
 
     sent = dict(line.split(" ", 1) for line in ledger.lines())
-    assert len(sent) > 500
+    assert len(sent) > 2 * kills
     found = places(base)
     assert {id: found[id] for id in sent if found[id] != 1} == {}
     assert {id: times for id, times in found.items() if times != 1} == {}
