@@ -7,6 +7,7 @@ import atexit
 import copy
 import ctypes
 import functools
+import gc
 import importlib
 import logging
 import mmap
@@ -593,6 +594,102 @@ class Process:
         self._connection.close()
 
 
+class Nursery:
+    """A process that has imported what peers need, and forks them. That takes a tenth of what it takes to start one.
+
+    A peer is the test's own child for all that: the process between the two ends at once, and the nearest ancestor that
+    adopts orphans is the test then.
+    """
+
+    def __init__(self) -> None:
+        self._connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            program = [sys.executable, "-W", "error", __file__, str(theirs.fileno()), "nursery"]
+            self._process = subprocess.Popen(program, stdin=subprocess.DEVNULL, **_inherited(theirs))
+        answer(self._connection)
+
+    @staticmethod
+    @functools.cache
+    def of(process: int) -> Nursery:
+        """Return the nursery of this process, which is given by its PID: a forked child has its own."""
+        return Nursery()
+
+    def bear(self, connection: Connection) -> None:
+        """Fork a peer that talks through that, with what this process would give to a new program."""
+        os.umask(umask := os.umask(0))
+        _adopt_orphans(True)
+        try:
+            self._connection.send((dict(os.environ), Path.cwd(), umask))
+            for stream in (connection.fileno(), 1, 2):
+                send_handle(self._connection, stream, self._process.pid)
+            answer(self._connection)
+        finally:
+            _adopt_orphans(False)
+
+    @staticmethod
+    def serve(connection: Connection) -> Connection | None:
+        """Be one. Returns in each peer, with what it talks through, and nothing at the end in the nursery."""
+        import asyncio  # noqa: F401
+
+        import pacchettino.aio  # noqa: F401
+
+        gc.freeze()
+        connection.send((False, os.getpid()))
+        while True:
+            try:
+                environ, directory, umask = connection.recv()
+            except EOFError:
+                return None
+            handles = [recv_handle(connection) for _ in range(3)]
+            if between := os.fork():
+                os.waitpid(between, 0)
+                for handle in handles:
+                    os.close(handle)
+                connection.send((False, None))
+                continue
+            if os.fork():
+                os._exit(0)
+            connection.close()
+            for stream, handle in enumerate(handles[1:], 1):
+                os.dup2(handle, stream)
+                os.close(handle)
+            os.environ.clear()
+            os.environ.update(environ)
+            os.chdir(directory)
+            os.umask(umask)
+            # As it would be if it had been started: `exec` starts it anew, and the lowest numbers are free.
+            number = fcntl.fcntl(handles[0], fcntl.F_DUPFD, 10)
+            os.close(handles[0])
+            sys.argv = [__file__, str(number)]
+            sys.orig_argv[:] = [sys.executable, "-W", "error", *sys.argv]
+            return Connection(number)
+
+
+def _adopt_orphans(is_adopting: bool) -> None:
+    set_child_subreaper = 36
+    assert ctypes.CDLL(None).prctl(set_child_subreaper, int(is_adopting), 0, 0, 0) == 0
+
+
+class _Child:
+    """A child of this process, of which Python knows nothing. It has what is needed here of a `Popen`."""
+
+    returncode: int | None = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self, patience: float = PATIENCE) -> int:
+        if self.returncode is None:
+            handle = _hold(self.pid)
+            assert _ends(handle, patience), f"process {self.pid} does not end"
+            _release(handle)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
 class Peer(Process):
     """A Python of its own, with a queue called `queue` if there is a directory for it."""
 
@@ -605,19 +702,25 @@ class Peer(Process):
         leaderless: bool = False,
         clock: Clock | None = None,
     ) -> None:
+        self._process: subprocess.Popen[bytes] | _Child | None = None
         ours, theirs = multiprocessing.Pipe()
         with theirs:
-            program = [sys.executable, "-W", "error", __file__, str(theirs.fileno())]
-            command = [*under, *program, *(["leaderless"] if leaderless else [])]
-            environment = {**os.environ, **(clock.environment if clock else {})}
-            self._process = subprocess.Popen(command, env=environment, **_inherited(theirs))
+            if sys.platform == "linux" and not (under or leaderless or clock):
+                Nursery.of(os.getpid()).bear(theirs)
+            else:
+                program = [sys.executable, "-W", "error", __file__, str(theirs.fileno())]
+                command = [*under, *program, *(["leaderless"] if leaderless else [])]
+                environment = {**os.environ, **(clock.environment if clock else {})}
+                self._process = subprocess.Popen(command, env=environment, **_inherited(theirs))
         try:
-            answer(ours)
+            pid = answer(ours)
+            self._process = self._process or _Child(pid)
             super().__init__(ours, child_of(self._process.pid) if under else self._process.pid)
         except BaseException:
             ours.close()
-            self._process.kill()
-            self.reap()
+            if self._process is not None:
+                self._process.kill()
+                self.reap()
             raise
         if base is not None:
             self.open(base, settings)
@@ -748,9 +851,14 @@ class _Server:
 
 
 def _main() -> None:
-    _, number, *leaderless = sys.argv
-    server = _Server(_connected(int(number)))
-    if not leaderless:
+    _, number, *more = sys.argv
+    connection = _connected(int(number))
+    if more == ["nursery"]:
+        connection = Nursery.serve(connection)
+        if connection is None:
+            return
+    server = _Server(connection)
+    if more != ["leaderless"]:
         server.greet()
         server.serve()
         return
