@@ -409,7 +409,8 @@ def _unchanged(cwd: Path | None, env: dict[str, str] | None) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in (None, "pacchettino", "pacchettino.work")]
     settings = [(list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
     try:
-        loggers[0].handlers.clear()
+        for logger in loggers:
+            logger.handlers.clear()
         if cwd is not None:
             os.chdir(cwd)
         if env is not None:

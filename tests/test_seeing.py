@@ -641,6 +641,70 @@ queue.receive()
     assert "ZeroDivisionError" in err
 
 
+EVIL = "\x1b]0;pwned\x07\r\u202e\u2028\nERROR:root:forged\udcff"
+
+TELLS = {
+    "Fail": "raise Fail(EVIL)",
+    "Retry": "raise Retry(0.001 if attempt == 1 else 3600, EVIL)",
+    "given up": "raise Retry(0, EVIL)",
+    "exception": "raise ValueError(EVIL)",
+    "cause": "raise Fail from ValueError(EVIL)",
+    "chain": "raise KeyError from ValueError(EVIL)",
+    "note": "error = KeyError(); error.add_note(EVIL); raise error",
+    "group": "raise ExceptionGroup(EVIL, [ValueError(EVIL), KeyError(EVIL)])",
+    "syntax": "compile(EVIL[:5] + '(', EVIL, 'exec')",
+    "path": "open(EVIL)",
+    "unformattable": "raise Odd(EVIL)",
+    "returned": "return coroutine()",
+    "verdict": "current_job().fail(EVIL)",
+    "hook": "",
+    "name": "raise Fail",
+}
+
+
+@pytest.mark.parametrize("tells", TELLS)
+@pytest.mark.needs("names of any bytes")
+def test_nothing_of_a_sender_acts_in_a_log_or_passes_for_a_record(quick_dir: Path, tells: str) -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise self
+
+    async def coroutine() -> None:
+        pass
+
+    Odd.__qualname__ = coroutine.__qualname__ = EVIL
+    code = f"def handle(*arguments):\n attempt = current_job().attempt\n {TELLS[tells]}"
+    scope = {"EVIL": EVIL, "Odd": Odd, "coroutine": coroutine, "Fail": Fail, "Retry": Retry, "current_job": current_job}
+    exec(compile(code, EVIL.replace("\udcff", ""), "exec"), scope)
+    scope["handle"].__qualname__ = EVIL  # type: ignore[attr-defined]
+    queue = Pacchettino(quick_dir / f"queue{EVIL}".replace("/", ""), max_attempts=2, retry_delay=0)
+    stream = io.StringIO()
+    output = logging.StreamHandler(stream)
+    output.setFormatter(logging.Formatter("LOG %(levelname)s %(message)s"))
+    log = logging.getLogger("pacchettino")
+    log.addHandler(output)
+    try:
+        queue.on_data_received(scope["handle"])
+        queue.on_file_received(scope["handle"])
+        if tells == "hook":
+            queue.on_settled(lambda *_: (_ for _ in ()).throw(ValueError(EVIL)))
+        file = quick_dir / "file"
+        file.touch()
+        queue.send_file(file, name=EVIL)
+        queue.send_data(EVIL.encode(errors="replace"))
+        queue.receive()
+        queue.receive()
+        queue.pause()
+        queue.work(drain=True)
+    finally:
+        log.removeHandler(output)
+    written = stream.getvalue()
+    assert r"\x1b" in written or r"\u{1b}" in written
+    lines = written.split("\n")[:-1]
+    assert all(line.isprintable() for line in lines)
+    assert [line for line in lines if not line.startswith(("LOG ", "  "))] == []
+
+
 # Prometheus
 
 

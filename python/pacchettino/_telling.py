@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from pacchettino import _core
+from pacchettino._text import safe, safe_lines
 
 if TYPE_CHECKING:
     from pacchettino._job import Hook, Job
@@ -72,10 +73,14 @@ class Log:
     """A logger that nothing escapes from: filters, handlers, record factories and streams may raise.
 
     A job that is settled must stay settled, and a worker must go on, whatever happens to a log server.
+
+    Reasons, names and tracebacks may hold what a sender sent. So that none acts in a terminal or passes for a record of
+    its own, each value is one line in which control characters are escaped, and the lines of a traceback are indented.
     """
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
+        self._logger.addFilter(_with_safe_traceback)
 
     def takes(self, level: int) -> bool:
         """Return whether somebody wants records of that level."""
@@ -101,14 +106,36 @@ class Log:
         self, level: int, text: str, *values: object, extra: Fields = NO_FIELDS, exc_info: Raised | None = None
     ) -> None:
         """Log at that level, with what was raised if there is something."""
+        if not self.takes(level):
+            return
+        values = tuple(map(_escaped, values))
         if isinstance(exc_info, str):
-            text, values, exc_info = f"{text}\n%s", (*values, exc_info), None
+            text, values, exc_info = f"{text}\n%s", (*values, _indented(exc_info)), None
         fields = {**NO_FIELDS, **extra}
         log = partial(self._logger.log, exc_info=exc_info, extra=fields, stacklevel=5)
         _, raised = tried(lambda: log(level, text, *values))
         if raised is not None and logging.raiseExceptions and sys.stderr is not None:
-            said = summarize(raised)
+            said = safe(summarize(raised))
             tried(lambda: print(f"pacchettino: logging raised {said}; not logged: {text % values}", file=sys.stderr))
+
+
+def _escaped(value: object) -> object:
+    """Return what is logged in place of a value. A number stays one."""
+    if value is None or isinstance(value, (int, float)):
+        return value
+    text, _ = tried(partial(str, value))
+    return type(value).__name__ if text is None else safe(text)
+
+
+def _with_safe_traceback(record: logging.LogRecord) -> bool:
+    """Give a record the text of its exception, which a formatter would else make."""
+    if record.exc_info and record.exc_info[1] is not None:
+        record.exc_text = _indented(format_traceback(record.exc_info[1])[0])
+    return True
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in safe_lines(text))
 
 
 def summarize(error: BaseException) -> str:

@@ -14,7 +14,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from pacchettino import _core
-from pacchettino._command.output import columns, safe
+from pacchettino._command.output import columns
+from pacchettino._text import safe
 from pacchettino._types import KeepPolicy, PacchettinoError
 
 # A short command is mostly the start of Python and of what it imports, so each imports only what it needs. All but

@@ -9,7 +9,8 @@ from typing import Any
 
 from pacchettino import _core
 from pacchettino._command import DURATIONS, KEPT, UsageError, add_json, add_subcommand, complain, duration, existing
-from pacchettino._command.output import as_json, safe
+from pacchettino._command.output import as_json
+from pacchettino._text import safe
 
 
 def add_parser(subparsers: Any, common: list[argparse.ArgumentParser]) -> None:

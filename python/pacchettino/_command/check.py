@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from pacchettino import _core
 from pacchettino._command import UsageError, add_json, add_subcommand, complain, opened
-from pacchettino._command.output import as_json, coloured, safe
+from pacchettino._command.output import as_json, coloured
+from pacchettino._text import safe
 
 SECOND_LOOK = 1.0
 """How many seconds later what was found is looked at once more: of a queue at work most of it is over by then."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from pacchettino import _core
 from pacchettino._command import add_json, add_subcommand, complain, existing, open_job_file
-from pacchettino._command.output import age, as_json, coloured, moment, safe, safe_lines, table
+from pacchettino._command.output import age, as_json, coloured, moment, table
+from pacchettino._text import safe, safe_lines
 from pacchettino._types import from_milliseconds
 
 STATES = ("queued", "scheduled", "processing", "success", "failed", "interrupted")

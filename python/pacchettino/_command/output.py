@@ -1,4 +1,4 @@
-"""What the command shows: text that is safe in a terminal, tables, ages, JSON."""
+"""What the command shows: tables, ages, JSON, progress."""
 
 from __future__ import annotations
 
@@ -10,33 +10,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+from pacchettino._text import safe
+
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _COLOURS = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
-
-
-def safe(text: str) -> str:
-    """Have text for one line of a terminal: what would act there, or is no text, is escaped.
-
-    A name may hold anything: control characters, bytes that are no UTF-8 (surrogates), marks that turn the direction.
-    """
-    return text if text.isprintable() else "".join(map(_shown, text))
-
-
-def _shown(character: str) -> str:
-    code = ord(character)
-    if character.isprintable():
-        return character
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a name that is no UTF-8
-        return rf"\x{code - 0xDC00:02x}"
-    return rf"\x{code:02x}" if code < 0x100 else rf"\u{code:04x}" if code < 0x10000 else rf"\U{code:08x}"
-
-
-def safe_lines(text: str) -> list[str]:
-    """Have text of several lines, such as a traceback, as safe lines."""
-    return [safe(line.replace("\t", "    ")) for line in text.splitlines()]
 
 
 def table(rows: Iterable[Sequence[str]], headings: Sequence[str], widths: Sequence[int] | None = None) -> Iterator[str]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from pacchettino._command import open_job_file
 from pacchettino._command.commands import Commands, Run
-from pacchettino._command.output import safe
 from pacchettino._retry import Fail, Left, Retry
 from pacchettino._telling import about, called, logger
+from pacchettino._text import safe
 from pacchettino._work import Outage, is_limit, missing_directory
 
 if TYPE_CHECKING:

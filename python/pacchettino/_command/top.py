@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pacchettino import _core
 from pacchettino._command import add_subcommand, die_by, duration, existing
 from pacchettino._command.look import reason_of
-from pacchettino._command.output import age, cells_of, cut, moment, safe, safe_lines, table, width_of
+from pacchettino._command.output import age, cells_of, cut, moment, table, width_of
+from pacchettino._text import safe, safe_lines
 from pacchettino._types import from_milliseconds
 
 if TYPE_CHECKING:
