@@ -137,9 +137,12 @@ def claims(base: Path) -> list[bytes]:
 def everything(base: Path) -> dict[bytes, tuple[str, bytes]]:
     """Describe all that is below a directory: what it is, and what is in it."""
     found = {}
-    for folder, folders, names in os.walk(os.fsencode(base)):
+    top = os.fsencode(base)
+    separator = os.fsencode(os.sep)
+    for folder, folders, names in os.walk(top):
         for name in folders + names:
-            path = Path(os.fsdecode(folder), os.fsdecode(name))
+            entry = folder + separator + name
+            path = Path(os.fsdecode(entry))
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
                 described = ("file", _content(path))
@@ -149,7 +152,7 @@ def everything(base: Path) -> dict[bytes, tuple[str, bytes]]:
                 described = ("link", os.fsencode(path.readlink()))
             else:
                 described = ("other", str(stat.S_IFMT(mode)).encode())
-            found[os.fsencode(path.relative_to(base).as_posix())] = described
+            found[entry[len(top) + 1 :].replace(separator, b"/")] = described
     return found
 
 

@@ -28,6 +28,13 @@ from helpers import raiser
 from pacchettino import Fail, KeepPolicy, Pacchettino, Result, Retry, Status
 from pacchettino.aio import AsyncPacchettino
 
+
+@pytest.fixture
+def tmp_path(quick_dir: Path) -> Path:
+    """Give a directory in memory: nothing here depends on the filesystem, and a busy disk takes four times as long."""
+    return quick_dir
+
+
 POLICIES = [KeepPolicy(bits) for bits in range(8)]
 
 

@@ -24,6 +24,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pacchettino import CrashDetection, Job, KeepPolicy, NotKeptError, Pacchettino, Result, Status
 
 
+@pytest.fixture
+def tmp_path(quick_dir: Path) -> Path:
+    """Give a directory in memory: nothing here depends on the filesystem, and a busy disk takes four times as long."""
+    return quick_dir
+
+
 def repeatable(examples: int) -> settings:
     """Give settings under which each run draws the same examples."""
     # What a test's own directory was made with is made anew by the test itself.
@@ -368,9 +374,12 @@ print(handled, most_memory() - before)
 
 @pytest.mark.parametrize("way", ["copy", "move"])
 @pytest.mark.needs("/proc")
-def test_a_large_file_passes_without_passing_through_the_memory(queue_dir: Path, tmp_path: Path, way: str) -> None:
+def test_a_large_file_passes_without_passing_through_the_memory(
+    tmp_path_factory: pytest.TempPathFactory, way: str
+) -> None:
+    home = tmp_path_factory.mktemp("disk")  # memory may have no room
     size = 1 << 28
-    source = tmp_path / "large"
+    queue_dir, source = home / "queue", home / "large"
     with source.open("wb") as file:
         if way == "copy":
             os.posix_fallocate(file.fileno(), 0, size)  # no byte of it is left out as a hole
@@ -465,7 +474,7 @@ FIFO = st.sampled_from([None, True, False])
 VERDICTS = st.sampled_from(
     ["succeeds", "fails", "retry", "later", "block succeeds", "block fails", "block is interrupted", "dropped"]
 )
-ANSWERS = st.sampled_from(["none", "success", "failed", "retry", "raises", "wrong", "interrupts"])
+ANSWERS = st.sampled_from(["none", "success", "failed", "retry", "raises", "wrong", "other", "interrupts"])
 
 
 class QueueBesideModel(RuleBasedStateMachine):
@@ -762,7 +771,9 @@ class QueueBesideModel(RuleBasedStateMachine):
             ask = getattr(queue, f"is_{status.value}")
             if KEPT.get(status, KeepPolicy.NONE) in queue.keep_policy:
                 assert count() == len(there)
-                assert [job for job in self.jobs if ask(job.id)] == there
+                # Of all jobs one state is asked for at a time, since this is most of what takes time here.
+                asked = self.jobs if self.looks // INSTANCES % len(PRESENT) == PRESENT.index(status) else there
+                assert [job for job in asked if ask(job.id)] == there
                 total += len(there)
             else:
                 with pytest.raises(NotKeptError):
@@ -794,7 +805,7 @@ def verdict_of(answer: str, queue: Pacchettino) -> str:
     """Give what an answer of a handler means to its job."""
     if answer == "retry":
         return "later" if queue.retry_delay else "retry"
-    if answer in ("none", "success"):
+    if answer in ("none", "success", "other"):
         return "success"
     return "interrupted" if answer == "interrupts" else "failed"
 
@@ -805,8 +816,8 @@ def give(answer: str) -> Any:
         raise ZeroDivisionError("as drawn")
     if answer == "interrupts":
         raise KeyboardInterrupt
-    answers = {"success": Result.SUCCESS, "failed": Result.FAILED, "retry": Result.RETRY, "wrong": "success"}
-    return answers.get(answer)
+    results = {"success": Result.SUCCESS, "failed": Result.FAILED, "retry": Result.RETRY}
+    return {**results, "wrong": True, "other": "failed"}.get(answer)
 
 
 TestQueueBesideModel = QueueBesideModel.TestCase
