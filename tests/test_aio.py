@@ -700,6 +700,7 @@ def test_a_directory_that_is_replaced_is_found_again(run: Run[Any], aqueue: Asyn
 @pytest.mark.needs("/proc")
 def test_a_hundred_that_wait_have_no_thread_and_make_one_look_in_a_second(asyncio_peer: Peer) -> None:
     asyncio_peer("""
+        shorten_waits(4)
         looks = []
         glance = AsyncPacchettino._glance
         AsyncPacchettino._glance = lambda self, *rest: looks.append(rest) or glance(self, *rest)
@@ -713,7 +714,7 @@ def test_a_hundred_that_wait_have_no_thread_and_make_one_look_in_a_second(asynci
                 await asyncio.sleep(0.2)
                 looks.clear()
                 before = time.process_time()
-                await asyncio.sleep(2)
+                await asyncio.sleep(0.5)
                 spent = time.process_time() - before
                 found = figures()
                 for wait in waits:
@@ -724,7 +725,7 @@ def test_a_hundred_that_wait_have_no_thread_and_make_one_look_in_a_second(asynci
         None
     """)
     spent, looks, threads, descriptors = asyncio_peer("many")
-    assert spent < 0.2
+    assert spent < 0.1
     assert looks <= 3
     assert threads <= 1 + THREADS
     assert descriptors == asyncio_peer("one[3]")

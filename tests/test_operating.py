@@ -256,7 +256,8 @@ def test_an_id_of_a_wrong_type_is_a_type_error(queue: Pacchettino, id: Any) -> N
         queue.cancel(id)
 
 
-def test_of_a_claim_and_a_cancel_one_wins(queue: Pacchettino) -> None:
+def test_of_a_claim_and_a_cancel_one_wins(quick_dir: Path) -> None:
+    queue = Pacchettino(quick_dir / "queue")
     ids = queue.send_many(["a"] * 3000)
     queue.on_data_received(lambda id, data: None)
     with Peer(queue.base_dir) as peer:
