@@ -157,8 +157,8 @@ def handle(queue: Pacchettino, tell: Tell, *verdicts: Result | BaseException) ->
             raise verdict
         return verdict
 
-    queue.on_data_received(lambda id, data: handler(data))
-    queue.on_file_received(lambda id, name, path: handler(path.read_bytes()))
+    queue.on_data_received = lambda id, data: handler(data)
+    queue.on_file_received = lambda id, name, path: handler(path.read_bytes())
     return queue
 
 
