@@ -170,6 +170,7 @@ def test_a_backoff_grows_up_to_its_maximum_and_strays_by_its_jitter() -> None:
     assert [exact(attempt) for attempt in range(1, 6)] == [1, 3, 9, 20, 20]
     assert exact(10**6) == 20
     assert 0 < Backoff(timedelta(minutes=1))(10**6) <= 100 * 366 * 24 * 3600
+    assert [Backoff(0, factor=factor)(10**6) for factor in (1, 2, 10)] == [0, 0, 0]
     drawn = {Backoff(10, jitter=0.5)(2) for _ in range(200)}
     assert len(drawn) > 100
     assert 10 <= min(drawn) < 15 < 25 < max(drawn) <= 30

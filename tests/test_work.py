@@ -157,10 +157,9 @@ def worker(
             fcntl.flock(gate, fcntl.LOCK_SH)
             yield Worker(process, gate)
     finally:
-        if process.poll() is None:
+        with suppress(ProcessLookupError):  # also children that outlive the program
             os.killpg(process.pid, signal.SIGKILL)
-        for _ in process.communicate():
-            pass
+        process.communicate()
 
 
 ELSEWHERE = """
@@ -434,11 +433,7 @@ def test_the_end_of_the_grace_leaves_the_jobs_in_hand(queue: Pacchettino, queue_
 
 
 def assert_interrupted(queue: Pacchettino, id: str, how: str, reason: str) -> None:
-    """Check that a job is interrupted, and that it is told why, where somebody was left to tell."""
-    if not has_children(how) and "threads" in how:
-        assert queue.requeue(id)  # who looks at it last notices that its consumer died
-        assert [attempt.ended for attempt in queue.history(id)] == ["interrupted", "requeued"]
-        return
+    """Check that a job was interrupted at once, with the reason: asking for its status recovers nothing."""
     assert queue.status(id) is Status.INTERRUPTED
     (attempt,) = queue.history(id)
     assert attempt.reason is not None
@@ -462,6 +457,80 @@ def test_further_signals_do_not_come_between_the_children_and_their_end(queue: P
     queue.requeue_all()
     assert [queue.status(id) for id in ids] == [Status.QUEUED] * 2
     assert all(queue.history(id)[0].ended == "interrupted" for id in ids)
+
+
+def test_further_signals_do_not_come_between_a_job_and_its_end(queue: Pacchettino, queue_dir: Path) -> None:
+    id = queue.send_data("wait one")
+    program = """
+        def interrupt(self, *args, interrupt=Pacchettino._interrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            interrupt(self, *args)
+
+
+        Pacchettino._interrupt = interrupt
+    """
+    with worker(queue_dir, program=program) as work:
+        work.hear("began wait one")
+        work.signal(signal.SIGTERM)
+        work.hear("stops")
+        work.signal(signal.SIGTERM)
+        code, output, _ = work.end()
+    assert (code, output) == (143, "")
+    assert_interrupted(queue, id, "{}", "SIGTERM came while the jobs in hand were to be finished")
+
+
+def test_no_child_outlives_work_though_signal_handlers_of_the_application_raise(
+    queue: Pacchettino, queue_dir: Path
+) -> None:
+    ids = queue.send_many(["wait one", "wait two"])
+    main = """
+def theirs(*_):
+    raise LookupError("theirs")
+signal.signal(signal.SIGINT, theirs)
+"""
+    with worker(queue_dir, "{'processes': 2}", main=guarded(main)) as work:
+        began = work.hear("began wait one", "began wait two")
+        with suppress(ProcessLookupError):
+            while work.process.poll() is None:
+                os.kill(work.pid, signal.SIGINT)
+        work.process.wait(PATIENCE)
+        assert all(has_ended(int(line.split()[-1])) for line in began)
+    reasons = {queue.history(id)[0].reason for id in ids}
+    assert reasons == {"its worker ended: LookupError: theirs; its process was killed"}
+
+
+def test_no_child_outlives_work_though_signals_come_while_it_starts(queue: Pacchettino, queue_dir: Path) -> None:
+    main = """
+from multiprocessing.context import SpawnProcess
+def start(self, start=SpawnProcess.start):
+    start(self)
+    say("started", self.pid)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+SpawnProcess.start = start
+"""
+    with worker(queue_dir, "{'processes': 3}", main=guarded(main)) as work:
+        code, output, _ = work.end()
+        started = re.findall(r"^started (\d+)$", output, re.MULTILINE)
+        assert code in (143, -signal.SIGINT)  # whichever is noticed first
+        assert started
+        assert all(has_ended(int(pid)) for pid in started)
+
+
+def test_a_child_whose_parent_dies_while_it_starts_ends_in_silence(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_data("one")
+    program = """
+        if __name__ != "__main__":
+            say("starts")
+            wait_at_the_gate()
+    """
+    with worker(queue_dir, "{'processes': 2}", program=program) as work:
+        work.hear("starts", "starts")
+        os.kill(work.pid, signal.SIGKILL)
+        work.process.wait(PATIENCE)
+        work.open_gate()
+        assert work.end() == (-signal.SIGKILL, "", "")
+    assert queue.count_queued() == 1
 
 
 def test_a_grace_may_be_longer_than_any_wait(queue: Pacchettino) -> None:
@@ -563,14 +632,65 @@ def stopped_when_it_begins(queue: Pacchettino) -> threading.Event:
     return go_on
 
 
-def test_jobs_left_a_grace_after_stop_are_an_error(queue: Pacchettino) -> None:
+def thread_ends(number: int) -> None:
+    for thread in threading.enumerate():
+        if thread.name == f"pacchettino-{number}":
+            finish_thread(thread)
+
+
+def test_jobs_that_threads_leave_a_grace_after_stop_are_interrupted_at_once(queue: Pacchettino) -> None:
+    settled: list[str] = []
+    queue.on_settled(lambda job, outcome, seconds: settled.append(outcome))
     id = queue.send_data("one")
     go_on = stopped_when_it_begins(queue)
     with pytest.raises(TimeoutError, match=r"0\.1 s after stop\(\)"):
         queue.work(threads=2, grace=0.1)
+    assert queue.status(id) is Status.INTERRUPTED
+    (attempt,) = queue.history(id)
+    assert (attempt.reason, attempt.traceback) == ("the grace of 0.1 s was over", None)
+    go_on.set()  # the handler returns, and its result counts no more
+    thread_ends(1)
+    thread_ends(2)
+    assert queue.status(id) is Status.INTERRUPTED
+    assert settled == ["interrupted"]
+
+
+def test_a_job_that_is_to_be_put_back_stays_claimed_until_its_thread_is_through(queue_dir: Path) -> None:
+    queue = Pacchettino(queue_dir, interrupted_attempts=1)
+    id = queue.send_data("one")
+    go_on = stopped_when_it_begins(queue)
+    with pytest.raises(TimeoutError):
+        queue.work(threads=2, grace=0.1)
     assert queue.status(id) is Status.PROCESSING
     go_on.set()
     until(lambda: queue.status(id) is Status.SUCCESS)
+
+
+@pytest.mark.parametrize("interrupted_attempts", [0, 1])
+def test_a_job_that_no_handler_has_begun_with_goes_back_when_its_thread_is_left(
+    queue_dir: Path, monkeypatch: pytest.MonkeyPatch, interrupted_attempts: int
+) -> None:
+    queue = Pacchettino(queue_dir, interrupted_attempts=interrupted_attempts)
+    read, go_on, begun = Pacchettino._read, threading.Event(), []
+
+    def read_slowly(self: Pacchettino, handling: Any) -> Any:
+        data = read(self, handling)
+        queue.stop()
+        assert go_on.wait(PATIENCE)
+        return data
+
+    monkeypatch.setattr(Pacchettino, "_read", read_slowly)
+    queue.on_data_received(lambda id, data: begun.append(data))
+    id = queue.send_data("one")
+    with pytest.raises(TimeoutError):
+        queue.work(threads=2, grace=0.1)
+    assert queue.status(id) is Status.QUEUED
+    go_on.set()
+    thread_ends(1)
+    thread_ends(2)
+    assert begun == []
+    assert queue.status(id) is Status.QUEUED
+    assert queue.history(id) == []
 
 
 def test_a_handler_in_the_main_thread_is_interrupted_a_grace_after_stop(queue: Pacchettino) -> None:
@@ -609,6 +729,16 @@ def test_children_that_keep_dying_are_replaced_after_a_pause(queue: Pacchettino,
         code, output, errors = work.end()
     assert (code, output.splitlines()[-1]) == (0, "returned 0")
     assert re.findall(r"takes its place(.*)", errors) == ["", " in 1 s", " in 2 s"]
+
+
+def test_children_that_die_between_jobs_that_are_handled_are_replaced_at_once(
+    queue: Pacchettino, queue_dir: Path
+) -> None:
+    queue.send_many(["die", "one", "die", "two", "die"])
+    with worker(queue_dir, "{'max_jobs': 1, 'drain': True}", "{'fifo': True}") as work:
+        code, output, errors = work.end()
+    assert (code, output.splitlines()[-1]) == (0, "returned 2")
+    assert re.findall(r"takes its place(.*)", errors) == ["", "", ""]
 
 
 def test_a_job_that_kills_its_process_is_tried_again_as_often_as_is_said(queue: Pacchettino, queue_dir: Path) -> None:

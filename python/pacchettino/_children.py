@@ -10,13 +10,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing import connection, resource_tracker
 from multiprocessing.sharedctypes import RawArray
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pacchettino import _core
 from pacchettino._job import Hook
 from pacchettino._retry import Backoff, Left, summary
 from pacchettino._telling import work_logger as logger
@@ -64,7 +66,8 @@ class Child:
         """Why it was killed by us."""
         told = (queue, handlers, threads, drain, max_jobs, self.counts, far_end)
         self.process = SPAWN.Process(target=_serve, args=told, name="pacchettino")
-        with _no_signals(), far_end:
+        _keep_signals_out()
+        with far_end:
             self.process.start()
 
     @property
@@ -142,7 +145,11 @@ class Place:
 
 
 class Children(Work):
-    """Handlers run in child processes."""
+    """Handlers run in child processes.
+
+    A thread of its own attends to the children. Signal handlers run in the main thread, so nothing that they raise can
+    come between the start of a child and the note of it, or between two children that are to be killed.
+    """
 
     def __init__(
         self,
@@ -168,20 +175,63 @@ class Children(Work):
         self._failure: str | None = None
         """Why there can be no more children."""
         self._was_ready = False
+        self._signalled: SimpleQueue[int] = SimpleQueue()
+        """Signals that were not heeded yet."""
+        self._raised: BaseException | None = None
+        """What a signal handler of the application raised."""
+        self._ended_by: BaseException | None = None
+        # Never closed while somebody may use them: the descriptors go with this object.
         self._woken, self._waker = SPAWN.Pipe(duplex=False)
+        self._is_woken = False
 
     def tell(self) -> None:
-        with suppress(OSError, TypeError):  # it is just being closed
-            self._waker.send_bytes(b"stop")
+        if not self._is_woken:
+            self._is_woken = True
+            self._waker.send_bytes(b"")
 
     def _on_signal(self, number: int) -> None:
-        if not self._has_left:  # a third one would come between the children and their end
-            super()._on_signal(number)
+        self._signalled.put(number)
+        self.tell()
+
+    def _on_raise(self, error: BaseException) -> None:
+        if self._raised is None:
+            self._raised = error
+        self.tell()
 
     def _run(self) -> None:
+        may_begin, is_over = threading.Lock(), threading.Lock()
+        may_begin.acquire()
+        is_over.acquire()
+        # It begins only when its end is waited for: until then a signal's handler may break this off.
+        attend = partial(self._attend_to_all, may_begin, is_over)
+        threading.Thread(target=attend, name="pacchettino-children", daemon=True).start()
+        if threading.current_thread() is threading.main_thread():
+            _core.outlast(may_begin.release, partial(is_over.acquire, timeout=SLICE), self._on_raise)
+        else:
+            may_begin.release()
+            is_over.acquire()
+        error = self._ended_by or self._raised
+        self._ended_by = self._raised = None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback has this frame
+
+    def _attend_to_all(self, may_begin: threading.Lock, is_over: threading.Lock) -> None:
+        may_begin.acquire()
+        try:
+            self._attend_until_over()
+        except BaseException as error:
+            self._ended_by = error
+        finally:
+            is_over.release()
+
+    def _attend_until_over(self) -> None:
         try:
             while not all(place.is_over for place in self._places):
                 for place in self._places:
+                    self._heed_all()
                     self._attend(place)
                 if self._killed:
                     self._recover([])
@@ -192,9 +242,14 @@ class Children(Work):
         except BaseException as error:
             self._kill_all(summary(error) if isinstance(error, Left) else f"its worker ended: {summary(error)}")
             raise
-        finally:
-            self._woken.close()
-            self._waker.close()
+
+    def _heed_all(self) -> None:
+        """Do what signals say that came meanwhile. Only here it shows what their handlers noted."""
+        with suppress(Empty):
+            while True:
+                self._heed(self._signalled.get_nowait())
+        if self._raised is not None:
+            raise self._raised
 
     def _attend(self, place: Place) -> None:
         child = place.child
@@ -241,6 +296,8 @@ class Children(Work):
         pid = child.process.pid
         how = child.end()
         self.handled += child.handled
+        if child.handled:
+            place.deaths = 0
         if child.is_drained is not None:
             place.is_over = child.is_drained or self.token.is_set
             return
@@ -253,8 +310,6 @@ class Children(Work):
                 f"a worker process ended before it began ({how}); what it said is above. It imports the handlers: have "
                 "them at the top level of a module, and call work() below `if __name__ == '__main__':`"
             )
-        if child.handled:
-            place.deaths = 0
         if self.token.is_set:
             logger.error("worker process %s died (%s)", pid, how)
         else:
@@ -280,6 +335,7 @@ class Children(Work):
         ready = connection.wait(heard, max(0.0, pause))
         if self._woken in ready:
             self._woken.recv_bytes()
+            self._is_woken = False
         for place in self._places:
             if place.child is not None and not place.child.is_deaf and place.child.process.sentinel in ready:
                 place.child.see_end()
@@ -290,6 +346,7 @@ class Children(Work):
             child.kill(why)
         for child in children:
             child.process.join()
+            child.listen()
             child.end()
             self.handled += child.handled
         self._recover(children)
@@ -350,7 +407,10 @@ def _serve(
 
     with Signals(stop_on, is_worker=True):
         _let_signals_in()
-        line.send(("ready", queue._core.owner()))
+        try:
+            line.send(("ready", queue._core.owner()))
+        except BrokenPipeError:
+            return  # its parent died while this process started
         threading.Thread(target=obey, name="pacchettino-parent", daemon=True).start()
         work._run()
         with suppress(OSError):  # nobody is there to hear it
@@ -376,18 +436,11 @@ def _check_importable(queue: Pacchettino, handlers: Handlers) -> None:
             ) from error
 
 
-@contextmanager
-def _no_signals() -> Iterator[None]:
-    """Have a child begin with signals that wait until it can take them."""
-    if sys.platform == "win32":
-        yield
-        return
-    resource_tracker.ensure_running()  # which lets them in when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _keep_signals_out() -> None:
+    """Have a child begin with signals that wait until it can take them: it inherits what its parent's thread blocks."""
+    if sys.platform != "win32":
+        resource_tracker.ensure_running()  # which lets them in when it starts
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def _let_signals_in() -> None:

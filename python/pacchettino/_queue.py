@@ -447,11 +447,13 @@ class Pacchettino:
         handler calls `stop`. If a handler of a job calls `work` for another queue, a signal stops both.
 
         With one thread and one process the handlers run in the calling thread. More threads are of this process; those
-        that are left go on until their handlers return or the process ends. More processes are new ones (of the kind
+        that are left go on until their handlers return or the process ends. Their jobs are interrupted at once all the
+        same; but with `interrupted_attempts` such a job stays claimed for as long, so that it never runs twice at the
+        same time. More processes are new ones (of the kind
         "spawn" of `multiprocessing`) with so many threads each; they import the handlers, so call this below
         `if __name__ == "__main__":`, and configure above it what they need, such as logging. One that dies is replaced:
         at once, but with a pause of up to 30 s where they die one after the other without having handled a job. If this
-        process dies, they finish what they have in hand and end.
+        process dies, they finish what they have in hand and end. They never outlive a `work` that ends otherwise.
 
         A handler that runs programs needs SIGCHLD. Where this process ignores it, `subprocess` reports 0 for every
         program: that is logged as a warning, and child processes do not ignore it.
@@ -809,9 +811,8 @@ class Pacchettino:
             assert handler is not None
             # Up to here a signal puts the job back as if nothing had been. From here on nobody can tell whether the
             # handler was entered, is in the middle, or has just returned.
-            claim.begin()
-            if not claim.is_ours:
-                return None  # a signal's handler forked just now, and this is the child
+            if not claim.begin():
+                return None  # a signal's handler forked just now, and this is the child; or its worker has just left it
             try:
                 returned = handler(*arguments)
                 verdict = SUCCESS if returned is None else Verdict.of_return(handler, returned)
@@ -859,6 +860,21 @@ class Pacchettino:
         claim: _core.Claim = handling[0]
         if claim.has_begun and not claim.is_settled:
             self._settle(handling, partial(claim.interrupt, summary(error), told_at_length(error)))
+
+    def _leave(self, claim: _core.Claim, error: BaseException) -> None:
+        """Settle the job of another thread, which goes on with it although its worker leaves.
+
+        With `interrupted_attempts` the job stays claimed until its handler returns: put back, it would run twice at the
+        same time. So does the job of a command, which is ended later.
+        """
+        if self._on_claim is not None:
+            return
+        try:
+            claim.put_back_unless_begun()
+        except OSError as failed:
+            logger.error("job %s could not be settled: %s", claim.id, failed, extra=about(claim))
+        if not self._interrupted_attempts:
+            self._interrupt([claim, self], error)
 
     def _settle_by(self, claim: _core.Claim, verdict: Verdict) -> None:
         if verdict.result is Result.SUCCESS:

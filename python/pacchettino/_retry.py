@@ -94,10 +94,11 @@ class Backoff:
     def __call__(self, attempt: int) -> float:
         """Tell how long to wait after that attempt; the first is 1."""
         longest = LONGEST_DELAY / 2 if self.maximum is None else delay_seconds(self.maximum, "maximum")
+        initial = delay_seconds(self.initial, "initial")
         try:
-            delay = delay_seconds(self.initial, "initial") * float(self.factor) ** (attempt - 1)
+            delay = initial * float(self.factor) ** (attempt - 1)
         except OverflowError:
-            delay = longest
+            delay = longest if initial else 0
         return min(delay, longest) * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 

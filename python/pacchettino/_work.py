@@ -36,6 +36,9 @@ _LIMITS = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS
 # How long a handler may go on that was told by an exception that the grace is over.
 LAST_SECONDS = 5
 
+# How long further signals do nothing after one that interrupts a handler. They would come between the job and its end.
+MOMENT_TO_END = 1.0
+
 
 class Signals:
     """SIGINT and SIGTERM, taken for a while: `handle` is called with the number of each that this process gets.
@@ -211,7 +214,7 @@ class Work:
         self._signals = Signals(self._on_signal)
         self._takes_signals = signals
         self._signal: int | None = None
-        self._has_left = False
+        self._left_at = -math.inf
 
     def stop(self) -> None:
         """Have no more jobs taken. Safe in a signal's handler."""
@@ -246,17 +249,21 @@ class Work:
         raise NotImplementedError
 
     def _on_signal(self, number: int) -> None:
+        """Take a signal, in its handler."""
+        self._heed(number)
+
+    def _heed(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._signal is None:
             self._signal = number
             self.stop()
             logger.info("%s: the jobs in hand are finished, no more are taken; a second signal leaves them", name)
-        else:
+        elif time.monotonic() >= self._left_at + MOMENT_TO_END:
             self.leave(f"{name} came while the jobs in hand were to be finished")
 
     def leave(self, reason: str) -> NoReturn:
         """Leave the jobs in hand."""
-        self._has_left = True
+        self._left_at = time.monotonic()
         raise Left(reason)
 
     def leave_if_late(self) -> float:
@@ -300,6 +307,8 @@ class Threads(Work):
         self._news: SimpleQueue[BaseException | int | None] = SimpleQueue()
         self._stops: SimpleQueue[None] = SimpleQueue()
         self._outage = Outage("take jobs")
+        self._claims: dict[int, _core.Claim] = {}
+        """What the threads have in progress."""
         self._is_over = False
         self._is_late = False
 
@@ -368,22 +377,33 @@ class Threads(Work):
     def _on_signal(self, number: int) -> None:
         if not self._is_late:
             super()._on_signal(number)
-        elif not (self._is_over or self._has_left):
+        elif not (self._is_over or self._left_at > 0):
             self.leave(f"the grace of {self._grace} s was over")
 
     def _run_threads(self) -> None:
-        raised = None
+        raised: BaseException | None = None
+        started = 0
         try:
-            for number in range(1, self._threads + 1):
-                threading.Thread(target=self._thread, args=(number,), name=f"pacchettino-{number}", daemon=True).start()
-            for _ in range(self._threads):
-                error = self._next_end()
-                if error is not None:
-                    raised = raised or error
+            try:
+                for number in range(1, self._threads + 1):
+                    name = f"pacchettino-{number}"
+                    threading.Thread(target=self._thread, args=(number,), name=name, daemon=True).start()
+                    started += 1
+            except RuntimeError as error:  # no more threads to be had
+                raised = error
+                self.stop()
+            for _ in range(started):
+                ended_by = self._next_end()
+                if ended_by is not None:
+                    raised = raised or ended_by
                     self.stop()
-        finally:
+        except BaseException as error:
             self.token.set()  # those that are left behind take no more
             self._end_drain()
+            left = error if isinstance(error, Left) else Left(f"its worker ended: {summary(error)}")
+            for claim in tuple(self._claims.values()):
+                self.queue._leave(claim, left)
+            raise
         if raised is not None:
             raise raised
 
@@ -430,10 +450,15 @@ class Threads(Work):
             return None
         counted = self.counts[number]
         self.counts[0] = time.monotonic()
+        self._claims[number] = claim
         try:
+            if self.token.is_set:  # perhaps those in progress were just left, and this one not seen
+                claim.put_back()
+                return None
             pause = self.queue._handle(claim, partial(self._settle, number))
         finally:
             self.counts[0] = 0
+            del self._claims[number]
         if not claim.is_ours:
             return None  # the handler forked, and the child came back
         if pause is not None:

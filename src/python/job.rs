@@ -194,8 +194,15 @@ impl Claim {
         (!self.is_told.swap(true, Ordering::Relaxed)).then_some((*outcome, duration.as_secs_f64()))
     }
 
-    fn begin(&self) {
+    /// Says whether this may go on: not in a forked child, nor if another thread has put the job back.
+    fn begin(&self) -> bool {
+        if !self.is_ours() {
+            return false;
+        }
+        // Not waited for: who has the lock settles it, or puts it back.
+        let Ok(unsettled) = self.unsettled.try_lock() else { return false };
         self.begun.get_or_init(Instant::now);
+        unsettled.is_some()
     }
 
     fn attempt(&self, py: Python<'_>) -> PyResult<u32> {
@@ -208,6 +215,15 @@ impl Claim {
 
     fn put_back(&self, py: Python<'_>) -> PyResult<()> {
         self.take(py, crate::Claim::put_back)
+    }
+
+    /// Puts it back unless somebody has begun with it, or it is settled. For another thread than the one that has it.
+    fn put_back_unless_begun(&self, py: Python<'_>) -> PyResult<()> {
+        let put_back = |claim: &mut Option<_>| match self.begun.get() {
+            None => claim.take().map_or(Ok(()), crate::Claim::put_back),
+            Some(_) => Ok(()),
+        };
+        Ok(detached(py, || self.with(put_back))?)
     }
 
     fn succeed(&self, py: Python<'_>) -> PyResult<()> {

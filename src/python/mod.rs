@@ -6,6 +6,7 @@ mod errors;
 mod inspect;
 mod job;
 mod name;
+mod outlast;
 mod queue;
 
 use pyo3::prelude::*;
@@ -20,6 +21,8 @@ mod core {
     use super::inspect::Inspection;
     #[pymodule_export]
     use super::job::{Claim, Jobs, Record, Row};
+    #[pymodule_export]
+    use super::outlast::outlast;
     #[pymodule_export]
     use super::queue::{Consumer, Listener, Queue, Stop, sent_at, shorten_waits};
 
