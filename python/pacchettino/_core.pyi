@@ -17,6 +17,7 @@ __all__ = [
     "outlast",
     "release_all",
     "sent_at",
+    "shorten_waits",
 ]
 
 @final
