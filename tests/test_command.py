@@ -315,7 +315,7 @@ def test_work_runs_functions(queue: Pacchettino, workshop: Path) -> None:
         (["--data", "tasks:number"], "callable"),
         (["--data", "tasks:asynchronous"], "async def"),
         (["--data", "tasks:data", "--retry-on", "tasks:number"], "exceptions"),
-        (["--data", "tasks:data", "--retry-on", "KeyboardInterrupt"], "exceptions"),
+        (["--data", "tasks:data", "--retry-on", "KeyboardInterrupt"], "does not end the worker"),
         (["--data", "tasks:data", "--retry-delay", "soon"], "'soon' (such as 90, 1.5h, 10m, 7d)"),
         (["--data", "tasks:data", "--keep", "success,lost"], "'success,lost'"),
         (["--data", "tasks:data", "--threads", "0"], "1 or more"),
@@ -340,7 +340,8 @@ def test_a_module_that_can_not_be_imported_shows_why(queue: Pacchettino, worksho
 
 def test_work_has_the_settings_of_a_queue(queue: Pacchettino, workshop: Path) -> None:
     ids = queue.send_many(["a", "b"])
-    more = ("--retry-on", "ConnectionError", "--retry-delay", "1m..1h", "--keep", "failed", "--durable")
+    retried = ("--retry-on", "ConnectionError", "--retry-on", "asyncio:CancelledError")
+    more = (*retried, "--retry-delay", "1m..1h", "--keep", "failed", "--durable")
     call("work", queue.base_dir, "--drain", "--data", "tasks:refused", *more, cwd=workshop, error="nobody is there")
     for id in ids:
         (attempt,) = queue.history(id)

@@ -12,6 +12,7 @@ from typing import Any
 from pacchettino import Backoff, CrashDetection, KeepPolicy, Pacchettino
 from pacchettino._command import DURATIONS, KEPT, UsageError, add_subcommand, complain, duration, number
 from pacchettino._command.init import split_off_init
+from pacchettino._retry import ENDS
 from pacchettino._work import heed_children, missing_directory
 
 
@@ -245,8 +246,8 @@ def imported(name: str, default: str | None = None) -> Any:
     return found
 
 
-def exception(name: str) -> type[Exception]:
+def exception(name: str) -> type[BaseException]:
     found = imported(name, "builtins")
-    if not (isinstance(found, type) and issubclass(found, Exception)):
-        raise UsageError(f"--retry-on needs a type of exceptions, not {name}")
+    if not (isinstance(found, type) and issubclass(found, BaseException)) or issubclass(found, ENDS):
+        raise UsageError(f"--retry-on needs a type of exceptions that does not end the worker, not {name}")
     return found
