@@ -17,8 +17,15 @@
 //!
 //! A job's attempts are counted by its last record, so a job without records, which is a job that never failed, is at
 //! its first. There are a hundred records of one job at the most.
+//!
+//! Programs that write no records requeue jobs as well. Where the last record leaves no next attempt, but the job waits
+//! again, somebody did, and attempts are counted anew.
+//!
+//! Several processes may recover one claim. Each records the interruption, or adopts the record that another one made of it.
+//! So nobody retracts such a record: the job may have moved by it. A record that never came true stays without its mark, and
+//! does not count beside one of the same attempt that has it. It is never later than a record of the next attempt: a number
+//! is taken only right after the last one that was read, while the job still was in the claim.
 
-use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::io::{self, Read, Write as _};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -118,6 +125,23 @@ impl Record {
         }
     }
 
+    /// Whether it says that the job came to rest. One that waits again after that was requeued. Of a record that a power cut
+    /// cut off before its `pid`, which comes after its `due`, nobody knows.
+    fn is_last(&self) -> bool {
+        self.due.is_none() && self.pid != 0 && matches!(self.ended, Ended::Failed | Ended::Interrupted)
+    }
+
+    /// Whether it is of the same attempt as a later record.
+    fn is_of_one_attempt_with(&self, later: &Self) -> bool {
+        self.attempt == later.attempt && self.owner == later.owner && !(self.is_settled && self.is_last())
+    }
+
+    /// Of records of one attempt the greatest one counts: what is marked came true. Without any mark, a job that waits was
+    /// rather put back than requeued, or one that kills every worker might never come to rest.
+    fn weight(&self) -> (bool, bool) {
+        (self.is_settled, self.ended == Ended::Interrupted && self.due.is_some())
+    }
+
     fn text(&self) -> String {
         let mut text = String::new();
         let mut add = |key, value: &str| {
@@ -195,22 +219,32 @@ impl Past {
     pub(crate) fn of(layout: &Layout, job: &Job, dead: Option<OwnerName>) -> Result<Self> {
         let Some(dir) = find(layout, job)? else { return Ok(Self::default()) };
         let names = numbered(&dir)?;
-        let last = names.last().map_or(0, |(number, ..)| *number);
+        step!("history: listed");
+        let last = names.last().map_or(0, |(number, _)| *number);
         let mut past = Self { last, is_known: true, ..Self::default() };
         let mut damaged = 0;
-        for (number, is_settled, name) in names.iter().rev() {
-            match read(&dir, name, *is_settled)? {
-                Some(record) if dead.is_some() && !record.is_settled && record.owner == dead => {
-                    past.pending.get_or_insert((*number, record));
-                }
-                Some(record) => {
-                    past.attempts = record.attempt;
-                    past.interruptions = record.interruptions;
-                    break;
-                }
+        let mut latest: Option<Record> = None;
+        for &(number, is_settled) in names.iter().rev() {
+            let Some(record) = read(&dir, number, is_settled)? else {
                 // Without its mark it was never written to its end; with it, a power cut damaged it.
-                None => damaged += u32::from(*is_settled),
+                damaged += u32::from(is_settled && latest.is_none());
+                continue;
+            };
+            if dead.is_some() && !record.is_settled && record.owner == dead {
+                past.pending.get_or_insert((number, record));
+                continue;
             }
+            match &latest {
+                Some(later) if !record.is_of_one_attempt_with(later) => break,
+                Some(later) if record.weight() <= later.weight() => {}
+                _ => latest = Some(record),
+            }
+            if latest.as_ref().is_some_and(|latest| latest.is_settled) {
+                break;
+            }
+        }
+        if let Some(latest) = latest.filter(|latest| !latest.is_last()) {
+            (past.attempts, past.interruptions) = (latest.attempt, latest.interruptions);
         }
         past.attempts = past.attempts.saturating_add(damaged);
         Ok(past)
@@ -227,11 +261,40 @@ impl Past {
     }
 }
 
-/// Writes a record down, and says its number.
+/// Writes a record of an attempt by who holds the job, and returns its number.
 pub(crate) fn record(layout: &Layout, job: &Job, past: &Past, record: &Record, durable: bool) -> Result<u64> {
+    let mut number = past.last + 1;
+    loop {
+        if let Some(number) = record_as(layout, job, number, past, record, durable)? {
+            return Ok(number);
+        }
+        number += 1;
+    }
+}
+
+/// Writes a record right after the last one that was read, and returns its number; `None` if somebody recorded something
+/// meanwhile, and all is to be looked at again.
+pub(crate) fn record_next(
+    layout: &Layout,
+    job: &Job,
+    past: &Past,
+    record: &Record,
+    durable: bool,
+) -> Result<Option<u64>> {
+    record_as(layout, job, past.last + 1, past, record, durable)
+}
+
+fn record_as(
+    layout: &Layout,
+    job: &Job,
+    number: u64,
+    past: &Past,
+    record: &Record,
+    durable: bool,
+) -> Result<Option<u64>> {
     let history = layout.make_history()?;
     let dir = open_or_make(&history, &job.entry())?;
-    let (number, mut file) = create(&dir, past.last + 1)?;
+    let Some(mut file) = create(&dir, number)? else { return Ok(None) };
     let name = record_entry(number, false);
     step!("history: made");
     let written =
@@ -254,26 +317,22 @@ pub(crate) fn record(layout: &Layout, job: &Job, past: &Past, record: &Record, d
             _ = dir.remove_file(&record_entry(oldest, is_settled)); // most often only one of them is there
         }
     }
-    Ok(number)
+    Ok(Some(number))
 }
 
-/// Makes the file of a record. Its number is not that of another one, marked or not.
-fn create(dir: &Dir, mut number: u64) -> Result<(u64, std::fs::File)> {
-    loop {
-        let name = record_entry(number, false);
-        match dir.create_file(&name) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            created => {
-                let file = created.at(|| dir.path().join(&name))?;
-                if !dir.is_file(&record_entry(number, true)).at(|| dir.path().join(&name))? {
-                    return Ok((number, file));
-                }
-                drop(file);
-                dir.remove_file(&name).at(|| dir.path().join(&name))?;
-            }
-        }
-        number += 1;
+/// Makes the file of a record, unless its number is that of another one, marked or not.
+fn create(dir: &Dir, number: u64) -> Result<Option<std::fs::File>> {
+    let name = record_entry(number, false);
+    let file = match dir.create_file(&name) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+        created => created.at(|| dir.path().join(&name))?,
+    };
+    if !dir.is_file(&record_entry(number, true)).at(|| dir.path().join(&name))? {
+        return Ok(Some(file));
     }
+    drop(file);
+    dir.remove_file(&name).at(|| dir.path().join(&name))?;
+    Ok(None)
 }
 
 /// Marks a record: the job's file is where it says.
@@ -283,7 +342,7 @@ pub(crate) fn mark(layout: &Layout, job: &Job, number: u64) -> Result<()> {
     dir.rename(&name, &dir, &record_entry(number, true)).at(|| dir.path().join(&name))
 }
 
-/// Takes a record back: somebody else settled the job.
+/// Takes the record of a requeue back: somebody else moved the job. Nobody adopts such a record.
 pub(crate) fn retract(layout: &Layout, job: &Job, number: u64) -> Result<()> {
     let Some(dir) = find(layout, job)? else { return Ok(()) };
     let name = record_entry(number, false);
@@ -295,7 +354,8 @@ pub(crate) fn remove(layout: &Layout, job: &Job) -> Result<()> {
     let Some(history) = layout.history()? else { return Ok(()) };
     let entry = job.entry();
     let Some(dir) = find_dir(&history, &entry)? else { return Ok(()) };
-    for (.., name) in numbered(&dir)? {
+    for (number, is_settled) in numbered(&dir)? {
+        let name = record_entry(number, is_settled);
         unless_gone(dir.remove_file(&name)).at(|| dir.path().join(&name))?;
     }
     drop(dir);
@@ -324,8 +384,8 @@ pub(crate) fn records(layout: &Layout, job: &JobRef) -> Result<Vec<Record>> {
         dir => dir,
     };
     let Some(dir) = dir else { return Ok(Vec::new()) };
-    let names = numbered(&dir)?;
-    names.iter().filter_map(|(_, is_settled, name)| read(&dir, name, *is_settled).transpose()).collect()
+    let names = numbered(&dir)?.into_iter();
+    names.filter_map(|(number, is_settled)| read(&dir, number, is_settled).transpose()).collect()
 }
 
 /// Visits the jobs of which there are records.
@@ -349,28 +409,34 @@ fn find(layout: &Layout, job: &Job) -> Result<Option<Dir>> {
     layout.history()?.map_or(Ok(None), |history| find_dir(&history, &job.entry()))
 }
 
-/// The records in a job's directory, in their order: number, whether it is marked, name.
-fn numbered(dir: &Dir) -> Result<Vec<(u64, bool, OsString)>> {
+/// The records in a job's directory, in their order: number, and whether it is marked. In one call, or one that is marked
+/// meanwhile might not be shown.
+fn numbered(dir: &Dir) -> Result<Vec<(u64, bool)>> {
     let mut names = Vec::new();
-    dir.list(Reading::InPieces, |(name, kind)| {
-        if let Some((number, is_settled)) = job::parse_record(name).filter(|_| dir.may_be_file((name, kind))) {
-            names.push((number, is_settled, name.to_owned()));
-        }
+    dir.list(Reading::AtOnce, |(name, kind)| {
+        names.extend(job::parse_record(name).filter(|_| dir.may_be_file((name, kind))));
     })
     .at(|| dir.path().into())?;
     names.sort_unstable();
     Ok(names)
 }
 
-/// Reads a record; `None` for what is gone, or is none.
-fn read(dir: &Dir, name: &OsStr, is_settled: bool) -> Result<Option<Record>> {
-    let path = || dir.path().join(name);
-    if !dir.is_file(name).at(path)? {
-        return Ok(None);
+/// Reads a record, though it got its mark since it was listed; `None` for what is gone, or is none.
+fn read(dir: &Dir, number: u64, is_settled: bool) -> Result<Option<Record>> {
+    let name = record_entry(number, is_settled);
+    let bytes = dir.is_file(&name).and_then(|is_file| {
+        let mut bytes = Vec::new();
+        if is_file {
+            dir.open_file(&name)?.take(MOST_READ).read_to_end(&mut bytes)?;
+        }
+        Ok(is_file.then_some(bytes))
+    });
+    match bytes {
+        Ok(Some(bytes)) => Ok(Record::parse(&String::from_utf8_lossy(&bytes), is_settled)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).at(|| dir.path().join(&name)),
+        _ if is_settled => Ok(None),
+        _ => read(dir, number, true),
     }
-    let mut bytes = Vec::new();
-    dir.open_file(name).and_then(|file| file.take(MOST_READ).read_to_end(&mut bytes)).at(path)?;
-    Ok(Record::parse(&String::from_utf8_lossy(&bytes), is_settled))
 }
 
 fn unless_gone(done: io::Result<()>) -> io::Result<()> {

@@ -1231,7 +1231,7 @@ impl Queue {
         job: &Job,
         is_recorded: bool,
     ) -> Result<bool> {
-        let number = if is_recorded { self.record_requeue(shared, layout, job) } else { None };
+        let number = if is_recorded { self.record_requeue(shared, layout, state, job) } else { None };
         let moved = rename_back(layout, state, job);
         if let Some(number) = number {
             match moved {
@@ -1243,13 +1243,24 @@ impl Queue {
         moved
     }
 
-    fn record_requeue(&self, shared: &Shared, layout: &Layout, job: &Job) -> Option<u64> {
-        let recorded = Past::of(layout, job, None).and_then(|past| {
+    /// Records that a job of that state is put back, if there is a history of it.
+    fn record_requeue(&self, shared: &Shared, layout: &Layout, state: State, job: &Job) -> Option<u64> {
+        let (dir, entry) = (layout.dir(state), job.entry());
+        let record = || loop {
+            let past = Past::of(layout, job, None)?;
+            step!("requeue: read");
+            // After that, or what was read might be of before another requeue.
+            if !past.is_known || !dir.is_file(&entry).at(|| dir.path().join(&entry))? {
+                return Ok(None);
+            }
             let mut record = Record::new(0, Ended::Requeued);
             record.due = Due::at(record.at);
-            past.is_known.then(|| history::record(layout, job, &past, &record, self.durable())).transpose()
-        });
-        recorded.unwrap_or_else(|error| {
+            let recorded = history::record_next(layout, job, &past, &record, self.durable())?;
+            if recorded.is_some() {
+                return Ok(recorded);
+            }
+        };
+        record().unwrap_or_else(|error| {
             shared.tell_unrecorded(job, &error);
             None
         })

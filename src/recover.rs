@@ -138,14 +138,21 @@ impl Recovery<'_> {
     fn move_file(&self, claim: &Found, dir: &Dir) -> Result<()> {
         let file = claim.job.claimed_name();
         let path = || dir.path().join(file);
-        match dir.stat(file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Ok(stat) if stat.kind != FileKind::Regular => return Ok(()),
-            stat => stat.at(path)?,
+        let (state, recorded) = loop {
+            let past = Past::of(self.layout, &claim.job, Some(claim.owner));
+            step!("recover: read");
+            // After that, or what was read might be of a claim that is over.
+            match dir.stat(file) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Ok(stat) if stat.kind != FileKind::Regular => return Ok(()),
+                stat => stat.at(path)?,
+            };
+            step!("recover: looked");
+            if let Some(fate) = self.record(claim, past) {
+                break fate;
+            }
         };
-        step!("recover: looked");
         let entry = claim.job.entry();
-        let (state, recorded) = self.record(claim);
         step!("recover: recorded");
         let target = state.map(|state| self.layout.dir(state));
         let done = match target {
@@ -164,18 +171,16 @@ impl Recovery<'_> {
                 let why = self.why(*owner).map_or_else(|| format!("its consumer ({owner}) died"), str::to_owned);
                 let text = format!("job {id} was interrupted: {why}; {fate}");
                 self.shared.tell(Notice::of(id, text));
+                step!("recover: marks");
                 let done = match (recorded, target) {
-                    (Some((number, _)), _) => history::mark(self.layout, job, number),
+                    (Some(number), _) => history::mark(self.layout, job, number),
                     (None, None) => history::remove(self.layout, job),
                     (None, Some(_)) => Ok(()),
                 };
                 done.unwrap_or_else(|error| _ = self.shared.tell_failed(&error));
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound || sys::is_busy(&error) => {
-                if let Some((number, true)) = recorded {
-                    _ = history::retract(self.layout, &claim.job, number);
-                }
-            }
+            // The record stays, be it this one's own: whoever moved the job may have adopted it (rule 21).
+            Err(error) if error.kind() == io::ErrorKind::NotFound || sys::is_busy(&error) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let target = state.unwrap_or(State::Interrupted);
                 self.shared.tell_once(already_there(&claim.job, &path(), target));
@@ -185,16 +190,17 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Says where an orphan goes, if it is kept, and records that: under which number, and whether just now. A job is only
-    /// put back if that is recorded, or one that kills whoever takes it would never come to rest.
-    fn record(&self, claim: &Found) -> (Option<State>, Option<(u64, bool)>) {
+    /// Says where an orphan goes, if it is kept, and records that: under which number. `None` if somebody else recorded
+    /// something meanwhile. A job is only put back if that is recorded, or one that kills whoever takes it would never come to
+    /// rest.
+    fn record(&self, claim: &Found, past: Result<Past>) -> Option<(Option<State>, Option<u64>)> {
         let Found { job, owner, .. } = claim;
         let kept = self.fate.keep.keeps(State::Interrupted).then_some(State::Interrupted);
-        let recorded = Past::of(self.layout, job, Some(*owner)).and_then(|past| {
+        let recorded = past.and_then(|past| {
             let mut record = Record::new(past.attempt(), Ended::Interrupted);
             let again = past.is_put_back(&self.fate);
             if !again && kept.is_none() {
-                return Ok((None, None));
+                return Ok(Some((None, None)));
             }
             record.due = if again { Due::at(record.at) } else { None };
             record.owner = Some(*owner);
@@ -204,17 +210,17 @@ impl Recovery<'_> {
             match &past.pending {
                 // Who looked before did not come to move it.
                 Some((number, before)) if before.ended == Ended::Interrupted && before.due.is_some() == again => {
-                    Ok((state, Some((*number, false))))
+                    Ok(Some((state, Some(*number))))
                 }
-                _ => history::record(self.layout, job, &past, &record, self.fate.durable).map(|number| {
+                _ => history::record_next(self.layout, job, &past, &record, self.fate.durable).map(|number| {
                     self.shared.knows_history_of(job);
-                    (state, Some((number, true)))
+                    number.map(|number| (state, Some(number)))
                 }),
             }
         });
         recorded.unwrap_or_else(|error| {
             self.shared.tell_unrecorded(job, &error);
-            (kept, None)
+            Some((kept, None))
         })
     }
 

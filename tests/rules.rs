@@ -1093,7 +1093,143 @@ fn rule_21_a_record_of_the_dead_that_was_left_unmarked_is_the_next_ones_too() {
 }
 
 #[test]
-fn rule_21_of_two_recoveries_the_one_that_moved_nothing_takes_its_record_back() {
+fn rule_21_of_two_recoveries_the_one_that_moved_nothing_leaves_the_record_to_the_other() {
+    let world = World::new();
+    world.queue.set_put_back(9, u32::MAX);
+    let job = world_job(1);
+    world.lay_claim(&job, FOREIGN, Some("work"));
+    let (recorded, marks) = (Stop::at("recover: recorded", "slow"), Stop::at("recover: marks", "fast"));
+    let slow = world.recover_in_thread("slow");
+    recorded.reached();
+    let fast = world.recover_in_thread("fast");
+    marks.reached(); // it has moved the job by the record of the slow one
+    recorded.go();
+    slow.join().unwrap();
+    let again = claim(&world.queue).unwrap();
+    assert_eq!(again.attempt().unwrap(), 2);
+    marks.go();
+    fast.join().unwrap();
+    assert_eq!(history(&world.queue, &job), [(1, Ended::Interrupted, true)]);
+}
+
+#[test]
+fn rule_21_a_record_that_is_marked_between_its_listing_and_its_reading_counts() {
+    let world = World::new();
+    world.queue.set_put_back(9, u32::MAX);
+    world.lay_claim(&world_job(1), FOREIGN, Some("work"));
+    let (marks, listed) = (Stop::at("recover: marks", "recoverer"), Stop::at("history: listed", "reader"));
+    let recoverer = world.recover_in_thread("recoverer");
+    marks.reached();
+    let again = claim(&world.queue).unwrap();
+    let reader = thread("reader", move || again.attempt().unwrap());
+    listed.reached();
+    marks.go();
+    recoverer.join().unwrap();
+    listed.go();
+    assert_eq!(reader.join().unwrap(), 2);
+}
+
+#[test]
+fn rule_21_a_recovery_that_comes_late_records_nothing() {
+    for place in ["recover: opened", "recover: judged", "recover: read", "recover: looked"] {
+        let world = World::new();
+        world.queue.set_put_back(9, u32::MAX);
+        let job = world_job(1);
+        world.lay_claim(&job, FOREIGN, Some("work"));
+        let stop = Stop::at(place, "slow");
+        let slow = world.recover_in_thread("slow");
+        stop.reached();
+        world.queue.recover(&[]).unwrap();
+        let again = claim(&world.queue).unwrap();
+        assert_eq!(again.attempt().unwrap(), 2);
+        again.settle_because(Outcome::Retry(None), pacchettino::Why::default()).unwrap();
+        stop.go();
+        slow.join().unwrap();
+        let recorded = [(1, Ended::Interrupted, true), (2, Ended::Retry, true)];
+        assert_eq!(history(&world.queue, &job), recorded, "{place}");
+        assert_eq!(claim(&world.queue).unwrap().attempt().unwrap(), 3, "{place}");
+    }
+}
+
+#[test]
+fn rule_21_a_requeue_that_comes_late_records_nothing() {
+    let world = World::new();
+    let job = world.send("work");
+    claim(&world.queue).unwrap().settle(Outcome::Failed).unwrap();
+    let stop = Stop::at("requeue: read", "slow");
+    let queue = Arc::clone(&world.queue);
+    let slow = {
+        let job = JobRef::Entry(job.clone());
+        thread("slow", move || queue.requeue(&job).unwrap())
+    };
+    stop.reached();
+    fs::rename(world.path("failed").join(job.entry()), world.path("queued").join(job.entry())).unwrap();
+    claim(&world.queue).unwrap().settle(Outcome::Retry(None)).unwrap();
+    stop.go();
+    assert!(!slow.join().unwrap());
+    assert_eq!(history(&world.queue, &job), [(1, Ended::Failed, true), (1, Ended::Retry, true)]);
+    assert_eq!(claim(&world.queue).unwrap().attempt().unwrap(), 2);
+}
+
+#[test]
+fn rule_21_recoveries_of_two_minds_count_what_the_one_did_that_moved_the_job() {
+    for puts_back_last in [true, false] {
+        let world = World::new();
+        world.queue.set_put_back(9, u32::MAX);
+        let job = world_job(1);
+        world.lay_claim(&job, FOREIGN, Some("work"));
+        let gives_up = Arc::new(open(world.home.path()));
+        let queues =
+            if puts_back_last { [gives_up, Arc::clone(&world.queue)] } else { [Arc::clone(&world.queue), gives_up] };
+        // Both record the interruption, one after the other, before either moves the job.
+        let [queue, other] = queues;
+        let first = Stop::at("recover: recorded", "first");
+        let one = thread("first", move || queue.recover(&[]).unwrap());
+        first.reached();
+        let second = Stop::at("recover: recorded", "second");
+        let two = thread("second", move || other.recover(&[]).unwrap());
+        second.reached();
+        let stops = if puts_back_last { [(second, two), (first, one)] } else { [(first, one), (second, two)] };
+        for (stop, recovery) in stops {
+            stop.go();
+            recovery.join().unwrap();
+        }
+        let is_marked = |number| (1, Ended::Interrupted, (number == 2) == puts_back_last);
+        assert_eq!(history(&world.queue, &job), [is_marked(1), is_marked(2)]);
+        let again = claim(&world.queue).unwrap();
+        assert_eq!(again.attempt().unwrap(), 2, "{puts_back_last}");
+        again.settle(Outcome::Retry(None)).unwrap();
+        let records = world.queue.history(&JobRef::Entry(job)).unwrap();
+        assert_eq!(records.last().unwrap().interruptions, 1, "{puts_back_last}");
+    }
+}
+
+/// Rule 21's last sentence, whether or not who settled the job came to mark that.
+#[test]
+fn rule_21_a_job_that_waits_again_after_its_last_record_was_requeued() {
+    for outcome in [Outcome::Failed, Outcome::Interrupted] {
+        for is_marked in [true, false] {
+            let world = World::new();
+            let job = world.send("work");
+            for expected in 1..=3 {
+                let claim = claim(&world.queue).unwrap();
+                assert_eq!(claim.attempt().unwrap(), expected);
+                let is_last = expected == 3;
+                claim.settle(if is_last { outcome } else { Outcome::Retry(None) }).unwrap();
+            }
+            let records = world.path("history").join(job.entry());
+            if !is_marked {
+                fs::rename(records.join("3.settled"), records.join("3")).unwrap();
+            }
+            let place = if outcome == Outcome::Failed { "failed" } else { "interrupted" };
+            fs::rename(world.path(place).join(job.entry()), world.path("queued").join(job.entry())).unwrap();
+            assert_eq!(claim(&world.queue).unwrap().attempt().unwrap(), 1, "{outcome:?}, {is_marked}");
+        }
+    }
+}
+
+#[test]
+fn rule_21_of_two_recoveries_the_one_that_finds_the_job_gone_leaves_its_record() {
     let world = World::new();
     let job = world_job(1);
     let orphan = world.lay_claim(&job, FOREIGN, Some("work"));
@@ -1103,7 +1239,7 @@ fn rule_21_of_two_recoveries_the_one_that_moved_nothing_takes_its_record_back() 
     fs::rename(orphan.join("raw"), world.path("interrupted").join(job.entry())).unwrap();
     stop.go();
     assert!(slow.join().unwrap().is_none());
-    assert_eq!(history(&world.queue, &job), []);
+    assert_eq!(history(&world.queue, &job), [(1, Ended::Interrupted, false)]);
 }
 
 #[test]

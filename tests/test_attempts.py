@@ -644,6 +644,40 @@ def test_a_requeue_starts_the_attempts_anew_and_keeps_the_history(queue_dir: Pat
         assert queue.status(id) is Status.FAILED
 
 
+def move_back(queue_dir: Path, state: str, id: str) -> None:
+    """Requeue a job as the D library does, or a person by `mv`."""
+    (queue_dir / state / f"raw-{id}").rename(queue_dir / "queued" / f"raw-{id}")
+
+
+@pytest.mark.parametrize("state", ["failed", "interrupted"])
+def test_a_requeue_by_others_starts_the_attempts_anew(queue_dir: Path, state: str) -> None:
+    queue = Pacchettino(queue_dir, max_attempts=5)
+    last = raiser(KeyboardInterrupt()) if state == "interrupted" else lambda: Result.FAILED
+    attempts = handle_with(queue, *[lambda: Result.RETRY, lambda: Result.RETRY, last] * 3)
+    id = queue.send_data("work")
+    for expected in ([1, 2, 3] * times for times in (1, 2, 3)):
+        with suppress(KeyboardInterrupt):
+            drain(queue)
+        assert attempts == expected
+        assert queue.status(id).value == state
+        move_back(queue_dir, state, id)
+
+
+def test_a_requeue_by_others_starts_the_interruptions_anew(queue_dir: Path) -> None:
+    queue = Pacchettino(queue_dir, interrupted_attempts=2)
+    id = queue.send_data("kills who takes it")
+    for times in (1, 2):
+        while queue.status(id) is Status.QUEUED:
+            # Somebody claims it, and dies.
+            claim = queue_dir / "processing" / f"raw-{id}.gone000000"
+            claim.mkdir()
+            (queue_dir / "queued" / f"raw-{id}").rename(claim / "raw")
+            assert not queue.requeue(new_id())
+        assert queue.status(id) is Status.INTERRUPTED
+        assert [attempt.attempt for attempt in queue.history(id)] == [1, 2, 3] * times
+        move_back(queue_dir, "interrupted", id)
+
+
 def test_a_requeue_of_a_job_without_a_history_makes_none(queue: Pacchettino, queue_dir: Path) -> None:
     lay_down(queue_dir, {f"failed/raw-{new_id()}".encode(): b"", f"failed/raw-{new_id()}".encode(): b""})
     (first, _) = queue.jobs(Status.FAILED)

@@ -13,10 +13,10 @@
 //! | 18 | Flush the file, rename, flush the directory | What survives a power cut is the filesystem's; only what rule 11 says of it is here. |
 //! | 19 | Bulk calls list first, then act | Each move of a bulk call is one requeue here. |
 //! | 20 | Pause is looked at after claiming too | A claim put back is a retry here. |
-//! | 21 | History | Records are hints (rule 1); nothing here depends on them. |
 //! | 22 | Windows: moves through a handle without sharing | The calls here are those of POSIX. |
 
 pub mod claims;
+pub mod history;
 pub mod status;
 pub mod temporaries;
 pub mod wait;

@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::time::Instant;
 
 use pacchettino_model::claims::{Config, Owners, Without};
-use pacchettino_model::{status, temporaries, wait};
+use pacchettino_model::{history, status, temporaries, wait};
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
 
 struct Searched {
@@ -126,6 +126,19 @@ const PASSES_LITTERS: Config = Config { litters: true, kills: false, ..PASSES_TH
 const PASSES_HANDED_OUT: Config = Config { hands_out: true, kills: false, ..PASSES_THREADS };
 const PASSES_DURABLE: Config = Config { durable: true, ..PASSES_THREADS };
 
+const HISTORY: history::Config = history::Config {
+    claims: 3,
+    put_back: [9, 9],
+    kills_all: true,
+    requeues: false,
+    others_requeue: false,
+    without: None,
+};
+const HISTORY_REQUEUES: history::Config =
+    history::Config { claims: 2, put_back: [1, 1], requeues: true, others_requeue: true, ..HISTORY };
+const HISTORY_OF_TWO_MINDS: history::Config =
+    history::Config { claims: 2, put_back: [9, 0], kills_all: false, requeues: true, ..HISTORY };
+
 macro_rules! all_rules_on {
     ($($test:ident: $config:expr, $states:literal;)*) => {$(
         #[test]
@@ -185,6 +198,9 @@ all_rules_on! {
     waiting_and_signals: wait::Config { signals: true, ..waiting([wait::Source::Outside, wait::Source::Retry], true) }, 43_513;
     status_of_a_moving_job: status::Config { back: 2, without: None }, 3_354;
     a_listing_at_once: status::Listing { at_once: true }, 40;
+    history: HISTORY, 4_121_659;
+    history_and_requeues: HISTORY_REQUEUES, 4_287_758;
+    history_by_recoveries_of_two_minds: HISTORY_OF_TWO_MINDS, 135_362;
     temporary_files: temporaries::Config { without: None }, 792;
 }
 
@@ -292,6 +308,24 @@ fn without_any_one_rule_a_look_is_wrong() {
     breaks("in pieces", status::Listing { at_once: false });
     // As much as three passes can do.
     breaks("three times back", status::Config { back: 3, without: None });
+}
+
+#[test]
+fn without_any_one_rule_an_attempt_is_not_counted_once() {
+    use history::Without as W;
+    for without in W::ALL {
+        let config = match without {
+            W::RecordsFirst
+            | W::CountsOnce
+            | W::NeverRetracted
+            | W::MarkFollowed
+            | W::LooksAgain
+            | W::LooksAfterReading => HISTORY,
+            W::MarkCounts => HISTORY_OF_TWO_MINDS,
+            W::OthersRequeue => HISTORY_REQUEUES,
+        };
+        breaks(&format!("history without {without:?}"), history::Config { without: Some(without), ..config });
+    }
 }
 
 #[test]
