@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import zipapp
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -925,6 +926,104 @@ queue.work(processes=2)
     assert "TypeError: handle can't be imported by a worker process (it was typed at a prompt)" in typed.stderr
     with pytest.raises(RuntimeError, match="no handler"):
         Pacchettino(queue_dir).work(processes=2)
+
+
+HANDLE_IN_MAIN = """
+import sys
+from pacchettino import Pacchettino, Retry
+
+class Again(Exception):
+    pass
+
+queue = Pacchettino(sys.argv[1], retry_on=Again, retry_delay=0)
+
+@queue.on_data_received
+def handle(id, data):
+    if data == b"again" and not queue.history(id):
+        raise Again
+
+@queue.on_settled
+def settled(job, outcome, seconds):
+    print(outcome, flush=True)
+"""
+
+WORK_IN_MAIN = """
+if __name__ == "__main__":
+    print("handled", queue.work(processes=2, drain=True))
+"""
+
+
+def run_main(arguments: list[str | Path], base: Path, **options: Any) -> tuple[list[str], str]:
+    command = [sys.executable, "-W", "error", *map(str, arguments), str(base)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, **options)
+    return sorted(done.stdout.splitlines()), done.stderr.strip().rpartition("\n")[2]
+
+
+def test_children_import_handlers_in_the_main_module_of_a_package(queue: Pacchettino, tmp_path: Path) -> None:
+    queue.send_many(["one", "again"])
+    package = tmp_path / "app"
+    package.mkdir()
+    (package / "__main__.py").write_text(HANDLE_IN_MAIN + WORK_IN_MAIN)
+    printed, logged = run_main(["-m", "app"], queue.base_dir, cwd=tmp_path)
+    assert printed == ["handled 3", "retry", "success", "success"]
+    assert logged.endswith("is to be tried again in 0 s: app.__main__.Again")
+
+
+def test_children_do_not_run_a_main_module_that_they_need_nothing_of(queue: Pacchettino, tmp_path: Path) -> None:
+    queue.send_data("one")
+    package = tmp_path / "app"
+    package.mkdir()
+    (package / "tasks.py").write_text(HANDLE_IN_MAIN)
+    (package / "__main__.py").write_text("from app.tasks import queue\nprint(queue.work(max_jobs=9, drain=True))\n")
+    assert run_main(["-m", "app"], queue.base_dir, cwd=tmp_path) == (["1", "success"], "")
+
+
+def test_handlers_in_a_main_module_that_children_can_not_import_are_a_type_error(
+    queue: Pacchettino, tmp_path: Path
+) -> None:
+    program = HANDLE_IN_MAIN + WORK_IN_MAIN
+    directory, script = tmp_path / "directory", tmp_path / "script.py"
+    directory.mkdir()
+    (directory / "__main__.py").write_text(program)
+    script.write_text("import os\nos.unlink(__file__)\n" + program)
+    zipapp.create_archive(directory, tmp_path / "app.pyz")
+    begin, end = (
+        "TypeError: handle can't be imported by a worker process (",
+        "; define it at the top level of a module, or",
+    )
+    no_name = "the __main__ of a directory or an archive has no name to import it by"
+    for arguments, options, reason in (
+        ([directory], {}, no_name),
+        ([tmp_path / "app.pyz"], {}, no_name),
+        (["-"], {"input": program}, "it was read from <stdin>, which cannot be read again"),
+        (["-c", program], {}, "it was typed at a prompt"),
+        ([script], {}, f"it was read from {script}, which cannot be read again"),
+    ):
+        printed, error = run_main(arguments, queue.base_dir, **options)
+        assert printed == []
+        assert error.startswith(f"{begin}{reason}){end}")
+
+
+def test_work_whose_working_directory_is_gone_ends_with_an_error_that_names_it(
+    queue: Pacchettino, queue_dir: Path, tmp_path: Path
+) -> None:
+    queue.send_many(["gone", "gone"])
+    here = tmp_path / "here"
+    here.mkdir()
+    program = f"""
+        os.chdir({str(here)!r})
+
+
+        @queue.on_data_received
+        def handle(id, data):
+            os.rmdir({str(here)!r})
+    """
+    with worker(queue_dir, "{'max_jobs': 1}", program=program) as work:
+        code, output, errors = work.end()
+    assert (code, output) == (1, "stops\n")
+    last = errors.splitlines()[-1]
+    assert last == f"RuntimeError: the working directory {here} is gone; start the worker in one that exists"
+    assert (queue.count_queued(), queue.count_successful()) == (1, 1)
 
 
 def test_who_forgets_to_guard_the_main_module_is_told(queue: Pacchettino, queue_dir: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import math
 import multiprocessing
 import os
@@ -15,12 +17,13 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import connection, resource_tracker
 from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pacchettino import _core
 from pacchettino._job import Hook
-from pacchettino._retry import Backoff, Left, summary
+from pacchettino._retry import Backoff, Left, name_of, summary
 from pacchettino._telling import work_logger as logger
 from pacchettino._work import SLICE, Signals, Threads, Work, heed_children, missing_directory
 
@@ -53,7 +56,15 @@ SPAWN = multiprocessing.get_context("spawn")
 class Child:
     """A child process."""
 
-    def __init__(self, queue: Pacchettino, handlers: Handlers, threads: int, drain: bool, max_jobs: int | None) -> None:
+    def __init__(
+        self,
+        main: _Main,
+        queue: Pacchettino,
+        handlers: Handlers,
+        threads: int,
+        drain: bool,
+        max_jobs: int | None,
+    ) -> None:
         self.counts: Array[c_double] = RawArray("d", 1 + threads)
         self.line, far_end = SPAWN.Pipe()
         self.owner: str | None = None
@@ -64,7 +75,7 @@ class Child:
         """Whether it closed what would tell of its end."""
         self.why: str | None = None
         """Why it was killed by us."""
-        told = (queue, handlers, threads, drain, max_jobs, self.counts, far_end)
+        told = (main, queue, handlers, threads, drain, max_jobs, self.counts, far_end)
         self.process = SPAWN.Process(target=_serve, args=told, name="pacchettino")
         _keep_signals_out()
         with far_end:
@@ -166,8 +177,8 @@ class Children(Work):
         super().__init__(queue, grace, signals)
         self.handled = 0
         handlers = queue._on_data, queue._on_file, queue._on_claim, queue._hooks
-        _check_importable(queue, handlers)
-        self._new_child = partial(Child, queue, handlers, threads, drain, max_jobs)
+        main = _check_importable(queue, handlers)
+        self._new_child = partial(Child, main, queue, handlers, threads, drain, max_jobs)
         self._places = [Place() for _ in range(processes)]
         self._job_timeout = job_timeout
         self._killed: list[tuple[str, str]] = []
@@ -378,6 +389,7 @@ class Children(Work):
 
 
 def _serve(
+    _: None,  # of `_Main`, which comes first: what follows may refer to the main module
     queue: Pacchettino,
     handlers: Handlers,
     threads: int,
@@ -419,21 +431,72 @@ def _serve(
                 line.send(("ended", work.is_drained))
 
 
-def _check_importable(queue: Pacchettino, handlers: Handlers) -> None:
-    """Raise a `TypeError` for handlers that a child process can't get."""
-    main = sys.modules["__main__"]
+class _Main:
+    """The main module, which unpickling imports by its real name and makes the main one.
+
+    `multiprocessing` runs a script anew in a child process, but not the `__main__` of a package.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str | None]]:
+        return _import_main, (self._name,)
+
+
+def _import_main(name: str | None) -> None:
+    if name is not None:
+        sys.modules["__main__"] = importlib.import_module(name)
+
+
+def _check_importable(queue: Pacchettino, handlers: Handlers) -> _Main:
+    """Raise a `TypeError` for what a child process can't get. Return what it needs to get the rest."""
     on_data, on_file, on_claim, hooks = handlers
-    for what in (on_data, on_file, on_claim, *hooks, queue.retry_delay):
+    name = None
+    for what in (on_data, on_file, on_claim, *hooks, queue.retry_delay, *queue.retry_on, queue):
         try:
-            if getattr(what, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
-                raise pickle.PicklingError("it was typed at a prompt")
-            pickle.dumps(what)
+            pickler = _Pickler(io.BytesIO())
+            pickler.dump(what)
+            if pickler.refers_to_main:
+                name = _name_of_main()
         except Exception as error:
-            name = getattr(what, "__qualname__", what)
             raise TypeError(
-                f"{name} can't be imported by a worker process ({error}); define it at the top level of a module, or "
-                "use threads"
+                f"{name_of(what)} can't be imported by a worker process ({error}); define it at the top level of a "
+                "module, or use threads"
             ) from error
+    return _Main(name)
+
+
+class _Pickler(pickle.Pickler):
+    """Finds out whether something refers to the main module."""
+
+    refers_to_main = False
+
+    def reducer_override(self, what: object) -> Any:
+        self.refers_to_main |= getattr(what, "__module__", None) == "__main__"
+        return NotImplemented
+
+
+def _name_of_main() -> str | None:
+    """Return the real name of the main module, or `None` if `multiprocessing` runs it anew.
+
+    Raises:
+        pickle.PicklingError: A child process can't import it.
+    """
+    main = sys.modules["__main__"]
+    name: str | None = getattr(getattr(main, "__spec__", None), "name", None)
+    if name == "__main__":
+        raise pickle.PicklingError("the __main__ of a directory or an archive has no name to import it by")
+    if name is not None:
+        return name if name.endswith(".__main__") else None
+    file = getattr(main, "__file__", None)
+    if getattr(sys, "frozen", False):
+        return None
+    if file is None:
+        raise pickle.PicklingError("it was typed at a prompt")
+    if not Path(file).is_file():
+        raise pickle.PicklingError(f"it was read from {file}, which cannot be read again")
+    return None
 
 
 def _keep_signals_out() -> None:
