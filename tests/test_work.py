@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import re
 import signal
@@ -1210,6 +1211,50 @@ def test_a_process_that_a_handler_forks_ends_by_a_signal_as_ever(queue: Pacchett
     """
     with worker(queue_dir, how, program=program) as work:
         assert work.end() == (0, "ended by -15\nreturned 1\n", "")
+
+
+# Greenlets
+
+
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_work_needs_threads_that_are_no_greenlets(queue: Pacchettino, library: str) -> None:
+    patch, claim = {
+        "gevent": (
+            "from gevent import monkey; monkey.patch_all()",
+            "gevent.get_hub().threadpool.apply(queue.claim, (None,))",
+        ),
+        "eventlet": ("import eventlet; eventlet.monkey_patch()", "eventlet.tpool.execute(queue.claim, None)"),
+    }[library]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"NOT TESTED: needs {library}")
+    queue.send_many(["one", "two"])
+    program = f"""
+import warnings
+warnings.simplefilter("ignore")
+{patch}
+import sys
+from pacchettino import Pacchettino
+queue = Pacchettino(sys.argv[1])
+queue.on_data_received(print)
+for how in ({{"threads": 2}}, {{"processes": 2}}, {{"max_jobs": 1}}, {{"job_timeout": 1}}, {{"grace": 1}}):
+    try:
+        queue.work(drain=True, **how)
+    except RuntimeError as error:
+        print(str(error).removeprefix(f"work() with {{next(iter(how))}} needs "))
+print(queue.work(drain=True))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, queue.base_dir], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.stderr == ""
+    *said, one, two, handled = done.stdout.splitlines()
+    assert len(said) == 5
+    for line in said:
+        assert line.startswith(f"threads of the system, and {library} has replaced those of this program")
+        assert f"call work() in a program without {library}'s patches" in line
+        assert line.endswith(f"handle in greenlets what {claim} returns")
+    assert sorted(line.split()[-1] for line in (one, two)) == ["b'one'", "b'two'"]
+    assert handled == "2"
 
 
 # What handlers raise

@@ -52,7 +52,7 @@ from pacchettino._types import (
     whole_number,
 )
 from pacchettino._views import Attempt, JobInfo, Stats
-from pacchettino._work import Threads, Work, is_limit
+from pacchettino._work import Threads, Work, is_limit, refuse_greenlets
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
@@ -475,7 +475,8 @@ class Pacchettino:
         Raises:
             TypeError: There are to be child processes, and a handler, hook or `retry_delay` can't be imported by them.
             ValueError: `job_timeout` with more than one thread in a process: they would be killed together.
-            RuntimeError: There is no handler, or the first worker process ended before it began.
+            RuntimeError: There is no handler, or the first worker process ended before it began, or it needs threads,
+                which gevent or eventlet has replaced.
             KeyboardInterrupt: After a second signal, if the first was SIGINT, or where `grace` ended it.
             SystemExit: The same where the first was SIGTERM; its code is 143.
             TimeoutError: Jobs were left `grace` after a `stop`.
@@ -489,6 +490,13 @@ class Pacchettino:
         if longest is not None and threads > 1:
             raise ValueError("job_timeout kills the process of a job, so it needs threads=1; use more processes")
         self._handled_kinds()
+        refuse_greenlets(
+            threads=threads > 1,
+            processes=processes > 1,
+            max_jobs=max_jobs is not None,
+            job_timeout=longest is not None,
+            grace=patience is not None,
+        )
         if processes == 1 and max_jobs is None and longest is None:
             here = Threads(self, threads, drain=bool(drain), grace=patience, signals=signals)
             here.run()

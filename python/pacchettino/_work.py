@@ -182,6 +182,26 @@ def missing_directory() -> str | None:
     return None
 
 
+def refuse_greenlets(**needed: bool) -> None:
+    """Raise a `RuntimeError` if an argument of `work` needs threads of the system, and this program has none."""
+    arguments = " and ".join(name for name, is_needed in needed.items() if is_needed)
+    if not arguments:
+        return
+    gevent: Any = sys.modules.get("gevent.monkey")
+    eventlet: Any = sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        library, claim = "gevent", "gevent.get_hub().threadpool.apply(queue.claim, (None,))"
+    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+        library, claim = "eventlet", "eventlet.tpool.execute(queue.claim, None)"
+    else:
+        return
+    raise RuntimeError(
+        f"work() with {arguments} needs threads of the system, and {library} has replaced those of this program by "
+        "greenlets, which stand still while one of them waits for a job; call work() in a program without "
+        f"{library}'s patches, or handle in greenlets what {claim} returns"
+    )
+
+
 def ignores_children() -> bool:
     """Whether this process ignores SIGCHLD. Then nobody learns how its child processes ended."""
     return sys.platform != "win32" and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
