@@ -205,6 +205,14 @@ impl Claim {
         self.finish(outcome, Some(why))
     }
 
+    /// Has its settle leave nothing to the next claim, neither a flush nor the directory under this claim's name: something
+    /// else comes first.
+    pub fn settle_fully(&mut self) {
+        if let Some(held) = self.held.as_mut().filter(|held| held.shared.is_ours()) {
+            held.pass = None;
+        }
+    }
+
     /// Puts the job back as if nothing had been: that is no attempt.
     ///
     /// # Errors

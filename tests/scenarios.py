@@ -438,6 +438,15 @@ def tell_settled(tell: Tell) -> Tell:
     return handling
 
 
+@scenario()
+def receive_with_a_hook(place: Place, open: Open, tell: Tell) -> Iterator[None]:
+    names = {lay_job(place, "queued/raw-{}", name): name for name in ("one", "two", "three")}
+    queue = handle(open(), tell, Result.FAILED)
+    queue.on_settled(lambda job, outcome, seconds: tell("returned", names[job.id]))
+    yield
+    queue.receive()
+
+
 @scenario(KeepPolicy.FAILED)
 def receive_of_what_is_removed(place: Place, open: Open, tell: Tell) -> Iterator[None]:
     for name in ("one", "two", "three"):

@@ -88,6 +88,11 @@ def work_file(queue: Pacchettino) -> Run:
     return run
 
 
+def receive_with_hook(queue: Pacchettino) -> Run:
+    queue.on_settled(lambda job, outcome, seconds: None)
+    return receive(queue)
+
+
 def receive_one(queue: Pacchettino) -> Run:
     handled(queue)
     return each(lambda queue: queue.receive_one())
@@ -117,6 +122,9 @@ OPERATIONS = {
     "`send_many` of ten, durable, for each": (send_many, "durable", 10),
     "`receive` of data, for each": (receive, "", 1),
     "`receive` of data, for each, nothing kept": (receive, "none", 1),
+    "`receive` of data, durable, for each": (receive, "durable", 1),
+    "`receive` of data with a hook, for each": (receive_with_hook, "", 1),
+    "`receive` of data with a hook, durable, for each": (receive_with_hook, "durable", 1),
     "`work` of data, for each": (work, "", 1),
     "`work` of data, durable, for each": (work, "durable", 1),
     "`work` of files, for each": (work_file, "", 1),

@@ -20,6 +20,7 @@ from helpers import (
     STATES,
     TOKEN,
     Peer,
+    claims,
     dead_pid,
     entries,
     everything,
@@ -30,7 +31,7 @@ from helpers import (
     new_id,
     odd_names,
 )
-from pacchettino import CrashDetection, Job, JobInfo, KeepPolicy, Pacchettino, Result, Status
+from pacchettino import CrashDetection, Job, JobInfo, KeepPolicy, Pacchettino, Result, Status, current_job
 
 ODD_NAMES = odd_names(
     b"a.12345",
@@ -1035,6 +1036,29 @@ def test_two_claims_of_one_process_are_under_one_token(queue_dir: Path, queue: P
         assert {claim[41:] for claim in claims} == set(entries(queue_dir / "owners"))
         assert len(claims) == 2
         assert len(entries(queue_dir / "owners")) == 1
+
+
+IN_A_ROW: dict[str, Callable[[Pacchettino], Any]] = {
+    "receive": lambda queue: queue.receive(),
+    "receive_one": lambda queue: [queue.receive_one() for _ in range(8)],
+    "work": lambda queue: queue.work(drain=True),
+    "a result by the handler itself": lambda queue: (
+        setattr(queue, "on_data_received", lambda id, data: current_job().succeed()),
+        queue.receive(),
+    ),
+}
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("way", IN_A_ROW)
+def test_what_is_settled_has_no_claim_while_a_hook_runs(queue_dir: Path, way: str, durable: bool) -> None:
+    queue = Pacchettino(queue_dir, durable=durable)
+    queue.on_data_received(lambda id, data: None)
+    seen: list[list[bytes]] = []
+    queue.on_settled(lambda job, outcome, seconds: seen.append(claims(queue_dir)))
+    queue.send_many(["x"] * 8)  # directories are used again after a few
+    IN_A_ROW[way](queue)
+    assert seen == [[]] * 8
 
 
 def settle(queue: Pacchettino, verdict: str) -> None:

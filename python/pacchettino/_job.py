@@ -196,6 +196,8 @@ class Job:
         """Give the verdict, and tell of it; of one that the disk does not take yet as well."""
         if self._queue._is_watched:
             known_attempt(self._claim)  # nobody can look it up after the verdict
+        if self._queue._hooks:  # they may take their time
+            self._claim.settle_fully()
         try:
             give()
         finally:

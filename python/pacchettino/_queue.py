@@ -366,9 +366,10 @@ class Pacchettino:
         `"interrupted"`, as it came to be: a retry too many is `"failed"`. `seconds` is how long the job was in hand,
         until the verdict. The job knows its `id`, `kind`, `name` and `attempt`; its `data` can't be read any more.
 
-        It is called once, after the verdict, in the thread that gave it. In `receive` and `work` of a `durable` queue
-        that is before the flush, and where the disk does not take the verdict at once: it is kept then, and if the
-        process ends before the disk takes it, the job is interrupted after all. Nobody is called for jobs of consumers
+        It is called once, after the verdict, in the thread that gave it. The job has left `processing/` by then, and
+        with `durable` its result is on the disk. Only where the disk does not take the verdict, the hook is called all
+        the same: the verdict is kept then, and if the process ends before the disk takes it, the job is interrupted
+        after all. Nobody is called for jobs of consumers
         that died. The worker processes of `work` call the hooks that were set before it. What a hook raises is logged
         and goes no further, `SystemExit` included. Only Ctrl-C, and what a handler of a signal raises, does.
         """
@@ -918,6 +919,8 @@ class Pacchettino:
     def _settle(self, handling: Handling, give: Callable[[], None]) -> None:
         """Give the verdict, unless the handler has given one, and tell of it."""
         claim: _core.Claim = handling[0]
+        if self._hooks:  # they may take their time
+            claim.settle_fully()
         try:
             give()
         except OSError as error:

@@ -226,6 +226,17 @@ impl Claim {
         Ok(detached(py, || self.with(put_back))?)
     }
 
+    /// Has its settle leave nothing to the next claim.
+    fn settle_fully(&self, py: Python<'_>) {
+        let settle_fully = |claim: &mut Option<crate::Claim>| {
+            if let Some(claim) = claim {
+                claim.settle_fully();
+            }
+            Ok(())
+        };
+        _ = detached(py, || self.with(settle_fully)); // if it is another process's claim, the settle raises
+    }
+
     fn succeed(&self, py: Python<'_>) -> PyResult<()> {
         self.settle(py, Outcome::Success, Why::default())
     }
