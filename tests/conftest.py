@@ -152,10 +152,11 @@ def quick_dir() -> Iterator[Path]:
 @pytest.fixture
 def other_filesystem(tmp_path: Path) -> Iterator[Path]:
     """A directory on another filesystem than `tmp_path`."""
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or shm.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("NOT TESTED: /dev/shm is missing, or the tests' own directory is on the same filesystem")
-    directory = Path(tempfile.mkdtemp(prefix="pacchettino-test-", dir=shm))
+    here = tmp_path.stat().st_dev
+    others = [path for path in map(Path, ("/dev/shm", "/var/tmp")) if path.is_dir() and path.stat().st_dev != here]
+    if not others:
+        pytest.skip("NOT TESTED: /dev/shm is missing, or on the same filesystem as /var/tmp")
+    directory = Path(tempfile.mkdtemp(prefix="pacchettino-test-", dir=others[0]))
     yield directory
     shutil.rmtree(directory)
 
