@@ -386,7 +386,7 @@ def test_what_a_listing_tells_of_a_job_is_a_dataclass_like_any_other(
         _ = job.colour  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("status", ["queued", Result.SUCCESS, KeepPolicy.SUCCESS, None, 1], ids=repr)
+@pytest.mark.parametrize("status", [b"queued", Result.SUCCESS, KeepPolicy.SUCCESS, None, 1], ids=repr)
 def test_listing_what_is_no_status_is_a_type_error(queue: Pacchettino, status: Any) -> None:
     with pytest.raises(TypeError):
         list(queue.jobs(status))

@@ -349,7 +349,7 @@ def test_a_job_in_progress_stays_its_worker_s_when_all_descriptors_are_closed_an
                 close_all()
                 is_closed.set()
                 assert goes_on.wait(60)
-        queue.on_data_received(handle)
+        queue.on_data_received = handle
         worker = threading.Thread(target=queue.work, kwargs={"threads": 2})
         worker.start()
     """)
