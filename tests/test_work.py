@@ -22,14 +22,14 @@ import pytest
 from conftest import finish_thread
 from helpers import PATIENCE, has_ended, until
 from pacchettino import Pacchettino, Result, Status, _core, current_job
+from pacchettino._children import PAUSE
 from pacchettino._work import Threads
 
 BEGIN = """
-import ast, fcntl, functools, os, signal, subprocess, sys, threading, time
-from multiprocessing import get_context
+import fcntl, os, signal, sys, threading, time
 from pathlib import Path
-from pacchettino import CrashDetection, Fail, Pacchettino, Retry, current_job
-import pacchettino._children, pacchettino._work
+from pacchettino import Pacchettino
+import pacchettino._work
 
 base = sys.argv[1]
 """
@@ -170,9 +170,14 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 """
 """Lets the kernel choose another thread than the main one for a signal."""
 
-HOW = pytest.mark.parametrize(
-    "how", ["{}", "{'threads': 2}", "{'processes': 2}", "{'max_jobs': 1000}", "{'threads': 2, 'processes': 2}"]
-)
+QUICK = """
+import pacchettino._children
+pacchettino._work.SLICE = pacchettino._children.SLICE = 0.05
+"""
+"""In a program: what no event tells of is looked for more often."""
+
+HOWS = ["{}", "{'threads': 2}", "{'threads': 2, 'processes': 2}"]
+HOW = pytest.mark.parametrize("how", HOWS)
 
 
 def options(how: str, **more: object) -> str:
@@ -208,6 +213,13 @@ def test_with_drain_each_job_is_handled_once_and_work_returns(queue: Pacchettino
     assert "returned 50\n" in output
     assert all(queue.is_success(id) for id in ids)
     assert queue.count_scheduled() == 1
+
+
+def test_work_returns_when_its_last_child_ends_and_does_not_look_again(queue: Pacchettino, queue_dir: Path) -> None:
+    queue.send_data("one")
+    main = QUICK.replace("0.05", "1000")
+    with worker(queue_dir, "{'processes': 2, 'drain': True}", main=guarded(main)) as work:
+        work.hear("began one", "ended one", "returned 1")
 
 
 def test_with_drain_and_nothing_to_do_it_returns_at_once(queue_dir: Path) -> None:
@@ -376,7 +388,7 @@ def test_a_signal_that_wakes_another_thread_ends_an_idle_worker_too(
     queue: Pacchettino, queue_dir: Path, how: str
 ) -> None:
     queue.send_data("one")
-    with worker(queue_dir, options(how), main=guarded(ELSEWHERE)) as work:
+    with worker(queue_dir, options(how), main=guarded(QUICK + ELSEWHERE)) as work:
         work.hear(*runs(how), "began one", "ended one")
         work.signal(signal.SIGTERM)
         work.hear(*stops(how))
@@ -403,8 +415,10 @@ def test_a_child_that_is_told_to_end_finishes_its_job_and_is_replaced(queue: Pac
 # The second
 
 
-@HOW
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [(signal.SIGTERM, HOWS[0]), (signal.SIGINT, HOWS[0]), (signal.SIGTERM, HOWS[1]), (signal.SIGINT, HOWS[2])],
+)
 def test_a_second_signal_leaves_the_jobs_in_hand(
     queue: Pacchettino, queue_dir: Path, how: str, number: signal.Signals
 ) -> None:
@@ -727,10 +741,16 @@ def test_a_child_that_dies_is_replaced_and_its_job_interrupted(queue: Pacchettin
 
 def test_children_that_keep_dying_are_replaced_after_a_pause(queue: Pacchettino, queue_dir: Path) -> None:
     queue.send_many(["die", "die", "die"])
-    with worker(queue_dir, "{'processes': 1, 'max_jobs': 1000, 'drain': True}") as work:
+    program = """
+        import pacchettino._children
+        pause = pacchettino._children.PAUSE
+        pacchettino._children.PAUSE = lambda deaths: pause(deaths) / 100
+    """
+    with worker(queue_dir, "{'processes': 1, 'max_jobs': 1000, 'drain': True}", program=program) as work:
         code, output, errors = work.end()
     assert (code, output.splitlines()[-1]) == (0, "returned 0")
-    assert re.findall(r"takes its place(.*)", errors) == ["", " in 1 s", " in 2 s"]
+    assert re.findall(r"takes its place(.*)", errors) == ["", " in 0.01 s", " in 0.02 s"]
+    assert [PAUSE(deaths) for deaths in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
 
 
 def test_children_that_die_between_jobs_that_are_handled_are_replaced_at_once(
@@ -746,7 +766,7 @@ def test_children_that_die_between_jobs_that_are_handled_are_replaced_at_once(
 def test_a_job_that_kills_its_process_is_tried_again_as_often_as_is_said(queue: Pacchettino, queue_dir: Path) -> None:
     id = queue.send_data("die")
     settings = "{'interrupted_attempts': 2}"
-    quick = "pacchettino._children.PAUSE = lambda deaths: 0"
+    quick = "import pacchettino._children; pacchettino._children.PAUSE = lambda deaths: 0"
     with worker(queue_dir, "{'max_jobs': 1000, 'drain': True}", settings, program=quick) as work:
         code, output, _ = work.end()
     assert code == 0
@@ -818,7 +838,7 @@ def test_children_that_somebody_else_waits_for_are_missed_by_nobody(
 
 def guarded(main: str) -> str:
     """Have it done in the parent only."""
-    return MAIN.replace("    say(", textwrap.indent(main, "    ") + "    say(")
+    return MAIN.replace("    say(", textwrap.indent(f"{main}\n", "    ") + "    say(")
 
 
 def test_a_child_that_closes_all_its_descriptors_is_waited_for(queue: Pacchettino, queue_dir: Path) -> None:
@@ -827,9 +847,23 @@ def test_a_child_that_closes_all_its_descriptors_is_waited_for(queue: Pacchettin
         @queue.on_data_received
         def handle(id, data):
             os.closerange(3, 1024)
-            time.sleep(0.5)  # longer than a process takes to end
+            wait_at_the_gate()
+
+
+        from pacchettino._children import Child
+
+
+        def see_end(self, see_end=Child.see_end):
+            see_end(self)
+            if self.is_deaf:
+                say("deaf")
+
+
+        Child.see_end = see_end
     """
-    with worker(queue_dir, "{'max_jobs': 1000, 'drain': True}", program=program) as work:
+    with worker(queue_dir, "{'max_jobs': 1000, 'drain': True}", program=program, main=guarded(QUICK)) as work:
+        work.hear("deaf")
+        work.open_gate()
         code, output, _ = work.end()
     # The child may find meanwhile that it hears its parent no more, and stop.
     assert (code, output.removeprefix("stops\n")) == (0, "returned 1\n")
@@ -846,7 +880,7 @@ def test_a_child_that_closes_all_its_descriptors_writes_into_no_file_that_it_ope
             os.closerange(3, 1024)
             handle.files = [open(os.path.join(base, "..", f"file{number}"), "wb") for number in range(20)]
     """
-    with worker(queue_dir, "{'max_jobs': 1000, 'drain': True}", program=program) as work:
+    with worker(queue_dir, "{'max_jobs': 1000, 'drain': True}", program=program, main=guarded(QUICK)) as work:
         code, output, _ = work.end()
     assert (code, output.removeprefix("stops\n")) == (0, "returned 1\n")
     assert queue.status(id) is Status.SUCCESS
@@ -868,6 +902,7 @@ def test_children_end_though_somebody_holds_their_dead_parent_s_descriptors(
 
 
 FORKS_LATER = """
+    import pacchettino._children
     listen = pacchettino._children.Child.listen
 
 
@@ -1194,6 +1229,9 @@ def test_a_handler_that_others_set_meanwhile_stays(queue: Pacchettino) -> None:
 def test_a_process_that_a_handler_forks_ends_by_a_signal_as_ever(queue: Pacchettino, queue_dir: Path, how: str) -> None:
     queue.send_data("fork")
     program = """
+        from multiprocessing import get_context
+
+
         def sleep(told):
             told.send("up")
             time.sleep(1000)

@@ -240,12 +240,14 @@ class Children(Work):
 
     def _attend_until_over(self) -> None:
         try:
-            while not all(place.is_over for place in self._places):
+            while True:
                 for place in self._places:
                     self._heed_all()
                     self._attend(place)
                 if self._killed:
                     self._recover([])
+                if all(place.is_over for place in self._places):
+                    break
                 self._sleep()
             self._recover_all()
             if self._failure is not None:
@@ -300,7 +302,7 @@ class Children(Work):
         place.deaths += 1
         pause = PAUSE(place.deaths - 1) if place.deaths > 1 else 0.0
         place.empty_until = time.monotonic() + pause
-        return f" in {pause:.0f} s" if pause else ""
+        return f" in {pause:.3g} s" if pause else ""
 
     def _follow(self, place: Place, child: Child) -> None:
         """Decide what comes after a child that ended."""
