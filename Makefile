@@ -1,6 +1,7 @@
 # make demo     see work go through the queue, a worker die, and its job come back
 # make test     everything that the tests need, then the tests, Rust and Python
 # make torture  the tests that take long as well, and the model of the protocol
+# make fuzz     names of entries and records of attempts, invented by libFuzzer, for SECONDS=60 each
 # make soak     mixed work under kills, forks and clock steps for SECONDS=60, checked by a record outside the queue
 # make lint     what must be clean
 # make docs     the tests of what documents and examples show, then the site, into target/site/; to read it, run
@@ -19,7 +20,7 @@ VENV   := .venv
 RUN    := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 SOURCE := Cargo.toml Cargo.lock pyproject.toml $(shell find src python -name '*.rs' -o -name '*.py' -o -name '*.pyi')
 
-.PHONY: demo test test-rust test-python torture soak lint docs for-agents check-windows bench bench-quick clean
+.PHONY: demo test test-rust test-python torture fuzz soak lint docs for-agents check-windows bench bench-quick clean
 .PHONY: platforms platforms-linux platforms-bsd platforms-macos platforms-windows wheels audit
 
 demo: $(VENV)/built
@@ -36,6 +37,7 @@ test-python: $(VENV)/built
 torture: test-rust $(VENV)/built
 	$(RUN)/python tests/halves.py --hypothesis-profile=torture -m "not docs"
 	cargo test --locked --release --manifest-path model/Cargo.toml
+	$(MAKE) fuzz SECONDS=30
 
 SECONDS ?= 60
 SEED    ?=
@@ -43,9 +45,20 @@ SEED    ?=
 soak: $(VENV)/optimized
 	$(RUN)/python tests/soak.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
+# As `cargo fuzz` does it, which needs a nightly compiler; but for the sanitizers, which find nothing in these targets.
+fuzz: entry_names.fuzz history_records.fuzz
+
+%.fuzz: export RUSTFLAGS = --cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
+	$(addprefix -Cllvm-args=-sanitizer-coverage-, level=4 inline-8bit-counters pc-table trace-compares)
+%.fuzz:
+	mkdir -p fuzz/found/$*
+	cd fuzz && cargo run --locked --release --target $$(rustc --print host-tuple) --bin $* -- \
+		-max_total_time=$(SECONDS) -max_len=40000 -artifact_prefix=found/ found/$* corpus/$*
+
 lint: $(VENV)/built
 	cargo fmt --check
 	cargo fmt --check --manifest-path model/Cargo.toml
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --locked --all-targets --manifest-path model/Cargo.toml -- -D warnings
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --all-targets --features python,failpoints -- -D warnings
@@ -155,4 +168,4 @@ $(VENV)/peers: $(VENV)/ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) target dist python/pacchettino/*.so
+	rm -rf $(VENV) target fuzz/target fuzz/found dist python/pacchettino/*.so

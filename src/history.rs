@@ -36,6 +36,9 @@ use crate::layout::{Layout, find_dir, open_or_make};
 use crate::policy::Fate;
 use crate::sys::{self, Dir, Reading};
 
+#[cfg(all(unix, any(test, fuzzing)))]
+pub(crate) mod fuzz;
+
 /// How many records of one job are kept: one that is tried for ever must not fill the disk.
 const MOST_RECORDS: u64 = 100;
 

@@ -25,6 +25,9 @@ use uuid::{Uuid, Variant};
 use crate::error::{Error, Result};
 use crate::fork;
 
+#[cfg(all(unix, any(test, fuzzing)))]
+pub(crate) mod fuzz;
+
 /// The longest file name, in bytes, that can be sent: 255 less `<due>-` and `fle-<uuid>-`.
 pub const LONGEST_NAME: usize = 200;
 

@@ -74,6 +74,33 @@ mod wait;
 #[cfg(feature = "python")]
 mod python;
 
+/// What the fuzz targets run with the bytes that they invent (`fuzz/`), and the tests with their corpus.
+#[cfg(all(unix, any(test, fuzzing)))]
+#[doc(hidden)]
+pub mod fuzz {
+    pub use crate::history::fuzz::history_records;
+    pub use crate::job::fuzz::entry_names;
+
+    #[test]
+    fn what_holds_of_any_bytes_holds_of_the_corpus() {
+        use std::io::Write as _;
+
+        let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+        if !corpus.is_dir() {
+            // Unlike what `eprintln!` prints, this is shown.
+            _ = writeln!(std::io::stderr(), "NOT TESTED: needs the corpus, which is not in the package");
+            return;
+        }
+        for (name, target) in [("entry_names", entry_names as fn(&[u8])), ("history_records", history_records)] {
+            let files: Vec<_> = std::fs::read_dir(corpus.join(name)).unwrap().collect();
+            assert!(!files.is_empty());
+            for file in files {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+            }
+        }
+    }
+}
+
 pub use claim::Claim;
 pub use error::{Error, Result};
 pub use history::{Ended, Record, Why};
