@@ -182,7 +182,7 @@ impl Dir {
     }
 
     /// What is left on its filesystem.
-    #[allow(clippy::unnecessary_cast, reason = "of whatever types")]
+    #[allow(clippy::unnecessary_cast, clippy::cast_lossless, reason = "the types differ from system to system")]
     pub(crate) fn space(&self) -> io::Result<Space> {
         let now = nix::sys::statvfs::fstatvfs(self)?;
         let bytes = (now.blocks_available() as u64).saturating_mul(now.fragment_size() as u64);
