@@ -125,7 +125,7 @@ def main() -> int:
         except KeyboardInterrupt:  # which the halves get from the terminal, too
             statuses = {half.number: half.wait() or 2 for half in running}
         cases = [case for half in running for case in half.cases()]
-    if arguments.record:
+    if arguments.record and cases:
         record(cases)
     for number, status in statuses.items():
         if status:

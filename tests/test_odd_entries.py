@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import shutil
+import signal
 import socket
 import stat
 import struct
@@ -434,17 +435,24 @@ def drafts(base: Path) -> list[Path]:
     return [path for path in (base / "tmp").iterdir() if not path.name.startswith("owner-")]
 
 
+def write_large(path: Path) -> Path:
+    """Write a file whose copy takes a while: a gibibyte without holes, which would not be copied."""
+    with path.open("wb") as file:
+        for _ in range(64):
+            file.write(b"x" * (1 << 24))
+    return path
+
+
 @pytest.mark.parametrize("look", ["queue.receive()", "queue.receive_one()", "queue.claim()"])
 def test_the_draft_of_a_sender_stays_while_that_lives_and_goes_with_it(
     queue_dir: Path, tmp_path: Path, look: str
 ) -> None:
-    endless = tmp_path / "endless"
-    with endless.open("wb") as file:
-        file.truncate(1 << 40)
+    large = write_large(tmp_path / "large")
     with Peer(queue_dir) as sender, Peer(queue_dir) as consumer:
         consumer("queue.on_file_received(print); None")
-        sender.begin(f"queue.send_file({os.fspath(endless)!r})")
+        sender.begin(f"queue.send_file({os.fspath(large)!r})")
         until(lambda: any(draft.stat().st_size for draft in drafts(queue_dir)))
+        os.kill(sender.pid, signal.SIGSTOP)  # it lives, and gets no further
         (draft,) = drafts(queue_dir)
         for _ in range(3):
             consumer(look)
@@ -457,12 +465,10 @@ def test_the_draft_of_a_sender_stays_while_that_lives_and_goes_with_it(
 
 
 def test_the_draft_of_another_thread_of_the_consumer_stays(queue_dir: Path, tmp_path: Path) -> None:
-    endless = tmp_path / "endless"
-    with endless.open("wb") as file:
-        file.truncate(1 << 40)
+    large = write_large(tmp_path / "large")
     with Peer(queue_dir) as peer:
         peer("queue.on_file_received(print); None")
-        peer(f"threading.Thread(target=queue.send_file, args=({os.fspath(endless)!r},), daemon=True).start()")
+        peer(f"threading.Thread(target=queue.send_file, args=({os.fspath(large)!r},), daemon=True).start()")
         until(lambda: any(draft.stat().st_size for draft in drafts(queue_dir)))
         (draft,) = drafts(queue_dir)
         for _ in range(3):
