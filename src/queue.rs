@@ -165,7 +165,7 @@ impl Consumer {
         }
     }
 
-    /// What a claim of this queue's directories leaves its unfinished settle to.
+    /// Where the settle of a claim leaves its flush, if this consumer has a next claim that shares it.
     fn unflushed(&mut self, shared: &Arc<Shared>) -> Option<&Arc<Unflushed>> {
         let (known, _) = self.kept.as_ref().filter(|(known, _)| known.is_ours())?;
         if !Arc::ptr_eq(known, shared) {

@@ -32,7 +32,10 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+
+if TYPE_CHECKING:
+    from pacchettino import Pacchettino
 
 if sys.platform == "win32":
     import _winapi
@@ -210,6 +213,21 @@ def has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def handle_all(queue: Pacchettino, way: str, jobs: int) -> None:
+    """Have that many jobs handled, and no more: by `receive`, `receive_one`, `work`, or `work` in `threads`."""
+    match way:
+        case "receive":
+            assert queue.receive() == jobs
+        case "receive_one":
+            assert [queue.receive_one() for _ in range(jobs)] == [True] * jobs
+        case "work":
+            assert queue.work(drain=True) == jobs
+        case "threads":
+            assert queue.work(threads=2, drain=True) == jobs
+        case _:
+            raise AssertionError(f"there is no such way: {way}")
 
 
 def child_of(pid: int) -> int:

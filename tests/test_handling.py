@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import pytest
 from conftest import find, finish_thread, start_python
-from helpers import raiser
+from helpers import handle_all, raiser
 from pacchettino import Fail, KeepPolicy, Pacchettino, Result, Retry, Status
 from pacchettino.aio import AsyncPacchettino
 
@@ -424,15 +424,7 @@ def test_what_a_library_raises_that_is_no_exception_is_the_end_of_one_attempt(
     queue = Pacchettino(queue_dir, retry_on=error if way == "retry" else (), fifo=True)
     queue.on_data_received(lambda id, data: act() if data == b"bad" else None)
     bad, *good = queue.send_many(["bad", "good", "good"])
-    match way:
-        case "receive" | "retry":
-            assert queue.receive() == 3
-        case "receive_one":
-            assert [queue.receive_one() for _ in range(3)] == [True] * 3
-        case "work":
-            assert queue.work(drain=True) == 3
-        case "threads":
-            assert queue.work(threads=2, drain=True) == 3
+    handle_all(queue, "receive" if way == "retry" else way, 3)
     assert queue.status(bad) == ("scheduled" if way == "retry" else "failed")
     assert [queue.status(id) for id in good] == [Status.SUCCESS] * 2
     (attempt,) = queue.history(bad)

@@ -28,7 +28,7 @@ import pacchettino
 import prometheus_client
 import pytest
 from conftest import start_python
-from helpers import raiser, until
+from helpers import handle_all, raiser, until
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -516,17 +516,10 @@ def test_what_logging_raises_changes_no_result_and_ends_no_loop(
     looks = Pacchettino(queue_dir)
     first, *good = looks.send_many(["bad", "good", "good"])
     spoil(spoilt, log, monkeypatch)
-    match way:
-        case "receive":
-            assert queue.receive() == 3
-        case "receive_one":
-            assert [queue.receive_one() for _ in range(3)] == [True] * 3
-        case "work":
-            assert queue.work(drain=True) == 3
-        case "threads":
-            assert queue.work(threads=2, drain=True) == 3
-        case "asyncio":
-            assert asyncio.run(queue.receive()) == 3
+    if way == "asyncio":
+        assert asyncio.run(queue.receive()) == 3
+    else:
+        handle_all(queue, way, 3)
     assert looks.status(first) == status
     assert [looks.status(id) for id in good] == ["success"] * 2
     reasons = [attempt.reason or "" for attempt in looks.history(first)]

@@ -760,9 +760,7 @@ class Pacchettino:
     def _next(self, consumer: _core.Consumer, wait: float | None, stop: _core.Stop) -> _core.Claim | None:
         """Claim the consumer's next job for a handler, unless `stop` is set."""
         data, file = self._handled_kinds()
-        claim = self._wait_for(
-            wait, lambda wait, slice: self._core.next(consumer, wait, slice, data, file, stop), lambda: stop.is_set
-        )
+        claim = self._wait_for(wait, lambda wait, slice: self._core.next(consumer, wait, slice, data, file, stop), stop)
         if claim is not None and stop.is_set:
             claim.put_back()
             return None
@@ -776,9 +774,9 @@ class Pacchettino:
         self,
         wait: float | None,
         claim_within: Callable[[float | None, float], tuple[_core.Claim | None, bool]],
-        is_over: Callable[[], bool] = lambda: False,
+        stop: _core.Stop | None = None,
     ) -> _core.Claim | None:
-        """Claim a job within `wait` seconds, and log on the way what there is to be logged."""
+        """Claim a job within `wait` seconds, unless `stop` is set. Log the notices of the core on the way."""
         # Only the main thread gets signals, and has to look for them: Ctrl-C is to end its wait within 100 ms.
         slice = 0.08 if wait != 0 and threading.current_thread() is threading.main_thread() else math.inf
         end = time.monotonic() + wait if wait else None
@@ -790,7 +788,7 @@ class Pacchettino:
                     self._log_notices()
             if is_done and (claim is None or claim.is_ours):
                 return claim
-            if is_over():
+            if stop is not None and stop.is_set:
                 return None
             # There was something to log, or a signal's handler forked and this is the child: the look goes on.
             if end is not None:
@@ -826,9 +824,7 @@ class Pacchettino:
                 returned = handler(*arguments)
                 verdict = SUCCESS if returned is None else Verdict.of_return(handler, returned)
             except BaseException as error:
-                if ends_work(error):
-                    raise
-                verdict = Verdict.of_error(error, self._retry_on)
+                verdict = self._judge(error)
             self._conclude(handling, verdict, settling)
             return None
         except BaseException as error:
@@ -851,11 +847,15 @@ class Pacchettino:
                 return pause
             verdict = SUCCESS
         except BaseException as error:
-            if ends_work(error):
-                raise
-            verdict = Verdict.of_error(error, self._retry_on)
+            verdict = self._judge(error)
         self._conclude(handling, verdict, settling)
         return None
+
+    def _judge(self, error: BaseException) -> Verdict:
+        """Judge an attempt by what its handler raised, in the `except` that caught it. What ends the work goes on."""
+        if ends_work(error):
+            raise
+        return Verdict.of_error(error, self._retry_on)
 
     def _conclude(
         self, handling: Handling, verdict: Verdict, settling: Callable[[Callable[[], None]], None] | None
